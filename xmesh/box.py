@@ -1,0 +1,101 @@
+"""Box: a half-open N-d region of an array (the paper's *data slice*)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from xmesh.errors import LayoutError, explain
+
+
+@dataclass(frozen=True, order=True)
+class Box:
+    """The elements ``x`` with ``start[d] <= x[d] < stop[d]`` in every dimension ``d``.
+
+    A box with no dimensions holds one element (a scalar); a box with an extent of zero holds none.
+
+    Args:
+        start: first index in each dimension, >= 0.
+        stop: one past the last index in each dimension, >= start.
+
+    Raises:
+        LayoutError: lengths differ, or a stop lies before its start.
+    """
+
+    start: tuple[int, ...]
+    stop: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "start", tuple(int(i) for i in self.start))
+        object.__setattr__(self, "stop", tuple(int(i) for i in self.stop))
+        if len(self.start) != len(self.stop) or any(
+            not 0 <= a <= b for a, b in zip(self.start, self.stop, strict=True)
+        ):
+            raise LayoutError(
+                explain(
+                    "a box needs 0 <= start <= stop in every dimension",
+                    values=f"start={self.start} stop={self.stop}",
+                    remedy="give as many starts as stops, each start at most its stop",
+                )
+            )
+
+    @classmethod
+    def from_shape(cls, shape: Iterable[int]) -> Box:
+        """The whole of an array of ``shape``."""
+        stop = tuple(shape)
+        return cls((0,) * len(stop), stop)
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.start)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extent in each dimension, in elements."""
+        return tuple(b - a for a, b in zip(self.start, self.stop, strict=True))
+
+    @property
+    def volume(self) -> int:
+        """Number of elements; 1 with no dimensions."""
+        return math.prod(self.shape)
+
+    @property
+    def empty(self) -> bool:
+        """True when there is no element in it."""
+        return any(a == b for a, b in zip(self.start, self.stop, strict=True))
+
+    def intersect(self, other: Box) -> Box | None:
+        """The elements in both boxes, or None when there are none."""
+        start = tuple(map(max, self.start, other.start))
+        stop = tuple(map(min, self.stop, other.stop))
+        for a, b in zip(start, stop, strict=True):
+            if a >= b:
+                return None
+        # Checked by what it came from; plans of a million tasks live on this line.
+        common = object.__new__(Box)
+        object.__setattr__(common, "start", start)
+        object.__setattr__(common, "stop", stop)
+        return common
+
+    def contains(self, other: Box) -> bool:
+        """True when every element of ``other`` is in this box."""
+        return other.empty or self.intersect(other) == other
+
+    def offset(self, origin: Iterable[int]) -> Box:
+        """The same region as seen from ``origin``: global indices to those of a local array."""
+        origin = tuple(origin)
+        return Box(
+            tuple(a - o for a, o in zip(self.start, origin, strict=True)),
+            tuple(b - o for b, o in zip(self.stop, origin, strict=True)),
+        )
+
+    def slices(self, origin: Box | None = None) -> tuple[slice, ...]:
+        """The region as an index into an array that holds ``origin`` (default: the whole array)."""
+        box = self if origin is None else self.offset(origin.start)
+        return tuple(slice(a, b) for a, b in zip(box.start, box.stop, strict=True))
+
+    def __str__(self) -> str:
+        ranges = (f"{a}:{b}" for a, b in zip(self.start, self.stop, strict=True))
+        return "[" + ", ".join(ranges) + "]"
