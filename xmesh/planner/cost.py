@@ -1,0 +1,77 @@
+"""What moving bytes costs: latency and bandwidth between hosts and inside one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from xmesh.errors import PlanError, explain
+from xmesh.topology import Topology
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Latency-bandwidth model of a cluster; NICs are full duplex.
+
+    The defaults describe 10 Gbit/s NICs; a measured model should replace them where plans are
+    compared with wall-clock time.
+
+    Attributes:
+        nic_bandwidth_Bps: bytes per second of one NIC in one direction, unless the topology gives
+            its own figure for that NIC.
+        nic_latency_s: seconds that a message between hosts costs beside its bytes.
+        intra_bandwidth_Bps: bytes per second between two ranks of one host.
+        intra_latency_s: seconds that a message inside a host costs beside its bytes.
+
+    Raises:
+        PlanError: a bandwidth that is not positive and finite, or a latency that is negative.
+    """
+
+    nic_bandwidth_Bps: float = 1.25e9
+    nic_latency_s: float = 20e-6
+    intra_bandwidth_Bps: float = 5e9
+    intra_latency_s: float = 5e-6
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            low_ok = value > 0 if field.name.endswith("Bps") else value >= 0
+            if not (low_ok and math.isfinite(value)):
+                raise PlanError(
+                    explain(
+                        "a cost model needs bandwidths > 0 and latencies >= 0, all finite",
+                        values=f"{field.name}={value}",
+                        remedy="give bandwidths in bytes per second and latencies in seconds",
+                    )
+                )
+
+    def bandwidth_Bps(self, topology: Topology, nic: int) -> float:
+        """Bytes per second of one NIC."""
+        own = topology.nic_bandwidth_Bps
+        return self.nic_bandwidth_Bps if own is None else own[nic]
+
+    def host_bandwidth_Bps(self, topology: Topology, host: int) -> float:
+        """Bytes per second of all NICs of a host together."""
+        nics = {topology.nic(rank) for rank in topology.ranks_of_host(host)}
+        return sum(self.bandwidth_Bps(topology, nic) for nic in sorted(nics))
+
+    def link(self, topology: Topology, source: int, destination: int) -> tuple[float, float]:
+        """Latency in seconds and bandwidth in bytes per second from one rank to another."""
+        if topology.host(source) == topology.host(destination):
+            return self.intra_latency_s, self.intra_bandwidth_Bps
+        slower = min(
+            self.bandwidth_Bps(topology, topology.nic(source)),
+            self.bandwidth_Bps(topology, topology.nic(destination)),
+        )
+        return self.nic_latency_s, slower
+
+    def to_json(self) -> dict[str, float]:
+        """The fields as a plain dict."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> CostModel:
+        """Inverse of ``to_json``."""
+        return cls(**data)
