@@ -1,0 +1,88 @@
+"""Arrays as the executor sees them: raw elements, and regions packed to and from bytes.
+
+Elements move as bytes, so an array is viewed through a plain type of the same size: NumPy then
+copies bfloat16, float8 or structured elements as fast as integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmesh.errors import ArrayError, explain
+
+Bytes = NDArray[np.uint8]
+Slices = tuple[slice, ...]
+
+_PLAIN = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
+
+
+def host_array(value: Any, what: str) -> NDArray[Any]:
+    """The NumPy array behind an argument, without a copy.
+
+    Args:
+        value: an ndarray, a NumPy scalar, or anything with ``__array_interface__``, ``__array__``
+            or the buffer protocol.
+        what: what the argument is called in an error.
+
+    Raises:
+        ArrayError: it is none of these, or lies in device memory.
+    """
+    if isinstance(value, np.ndarray):
+        return value
+    if hasattr(value, "__cuda_array_interface__"):
+        raise ArrayError(
+            explain(
+                f"{what} must lie in host memory for this transport",
+                values=f"{type(value).__module__}.{type(value).__name__} in device memory",
+                remedy="copy it to the host first, for example with cupy.asnumpy",
+            )
+        )
+    if isinstance(value, (np.generic, memoryview, bytearray)) or any(
+        hasattr(value, name) for name in ("__array_interface__", "__array__", "__buffer__")
+    ):
+        return np.asarray(value)
+    raise ArrayError(
+        explain(
+            f"{what} must be an array",
+            values=f"{type(value).__name__}",
+            remedy="pass a numpy array, or an object with __array_interface__ or a buffer",
+        )
+    )
+
+
+def raw(array: NDArray[Any]) -> NDArray[Any]:
+    """The same memory, shape and strides, with elements of a plain type of the same size."""
+    itemsize = array.dtype.itemsize
+    return array.view(_PLAIN.get(itemsize, np.dtype((np.void, itemsize))))
+
+
+def contiguous_bytes(view: NDArray[Any]) -> Bytes | None:
+    """The bytes of a region in place, or None when it is not one run of memory in C order."""
+    if not view.flags.c_contiguous:
+        return None
+    flat: Bytes = view.reshape(-1).view(np.uint8)
+    return flat
+
+
+def pack(views: Sequence[NDArray[Any]], buffer: Bytes) -> None:
+    """Copy regions, one after the other in C order, into bytes that they fill exactly."""
+    at = 0
+    for view in views:
+        np.copyto(_window(buffer, at, view), view)
+        at += view.nbytes
+
+
+def unpack(buffer: Bytes, views: Sequence[NDArray[Any]]) -> None:
+    """Inverse of ``pack``."""
+    at = 0
+    for view in views:
+        np.copyto(view, _window(buffer, at, view))
+        at += view.nbytes
+
+
+def _window(buffer: Bytes, at: int, view: NDArray[Any]) -> NDArray[Any]:
+    return buffer[at : at + view.nbytes].view(view.dtype).reshape(view.shape)

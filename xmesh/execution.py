@@ -1,0 +1,253 @@
+"""Execution: one rank's part of one call, as a state machine that never blocks.
+
+Every message belongs to a chunk. A chunk can be sent once it is here: at the root from the start,
+at a relay when it has arrived, so a relay passes on each chunk while the next one comes in. Three
+rules keep this free of deadlock with bounded memory:
+
+- receives are posted in the order of the plan, and so is the staging memory given to them;
+- messages to one peer keep the order of the plan;
+- few sends are in flight at a time, but one that comes before all of those in flight may always go.
+
+The message that is earliest in the plan among all unfinished ones can then always be posted on both
+sides, whatever the other ranks do.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmesh.arrays import Bytes, contiguous_bytes, pack, unpack
+from xmesh.program import Message, Program, Region
+from xmesh.staging import Staging
+from xmesh.transport.base import Endpoint, Handle
+
+#: Sends in flight: enough to hide the latency between two chunks; more would undo the order.
+SENDS_IN_FLIGHT = 4
+#: Receives posted ahead.
+RECEIVES_POSTED = 16
+
+_NOTHING = np.empty(0, np.uint8)
+
+
+class _Chunk:
+    """State of one chunk during a call."""
+
+    __slots__ = ("buffer", "here", "missing", "readers", "staged")
+
+    def __init__(self) -> None:
+        self.here = False
+        self.missing = False
+        self.buffer: Bytes | None = None
+        self.staged = False
+        self.readers = 0
+
+
+class Execution:
+    """One call on one rank.
+
+    Args:
+        program: what to do.
+        endpoint: how to reach the others.
+        tag: of all messages of this call.
+        staging: memory for chunks that are not contiguous in the caller's arrays.
+        sources: arrays of plain elements, one for each box held; None when the caller's argument
+            was wrong, in which case empty messages go out in place of data.
+        destinations: writable arrays of plain elements, one for each box needed.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        endpoint: Endpoint,
+        tag: int,
+        staging: Staging,
+        sources: Sequence[NDArray[Any]] | None,
+        destinations: Sequence[NDArray[Any]],
+    ) -> None:
+        self._program = program
+        self._endpoint = endpoint
+        self._tag = tag
+        self._staging = staging
+        self._sources = sources
+        self._destinations = destinations
+        self._chunks = [_Chunk() for _ in program.pieces]
+        self._receives = deque(program.receives)
+        self._sends = {peer: deque(messages) for peer, messages in program.sends.items()}
+        for messages in program.sends.values():
+            for message in messages:
+                self._chunks[message.piece].readers += 1
+        for chunk, piece in zip(self._chunks, program.pieces, strict=True):
+            chunk.here = piece.root
+            chunk.missing = piece.root and sources is None
+        #: (order, peer) of the first message to each peer, where its chunk is here.
+        self._ready: list[tuple[int, int]] = []
+        for peer in self._sends:
+            self._offer(peer)
+        self._posted: list[tuple[Message, bool, Handle]] = []
+        self._receiving = 0
+        self._sending: list[int] = []
+        self._copied = False
+        #: Root ranks whose data never came because their own call was refused.
+        self.refused: set[int] = set()
+
+    @property
+    def done(self) -> bool:
+        """Nothing left to do."""
+        return (
+            self._copied
+            and not self._posted
+            and not self._receives
+            and not any(self._sends.values())
+        )
+
+    def step(self) -> bool:
+        """Move on as far as possible without waiting; True when anything happened."""
+        moved = self._complete()
+        moved |= self._post_receives()
+        moved |= self._post_sends()
+        if not self._copied:
+            # After the first messages are on their way: memory is copied while they travel.
+            self._copy()
+            moved = True
+        return moved
+
+    def outstanding(self) -> tuple[int, Message | None, bool]:
+        """Bytes still to come and go, and the first unfinished message, a receive if any."""
+        receives = [m for m, incoming, _ in self._posted if incoming] + list(self._receives)
+        sends = [m for m, incoming, _ in self._posted if not incoming]
+        sends += [m for messages in self._sends.values() for m in messages]
+        nbytes = sum(self._program.pieces[m.piece].nbytes for m in receives + sends)
+        first = min(receives or sends, key=lambda m: m.order, default=None)
+        return nbytes, first, bool(receives)
+
+    def abandon(self) -> None:
+        """Give up after a failure; the arrays stay with the transport."""
+        self._endpoint.abandon([handle for _, _, handle in self._posted])
+        self._posted.clear()
+        self._receives.clear()
+        self._sends.clear()
+        self._copied = True
+
+    def _views(self, regions: Sequence[Region], arrays: Sequence[NDArray[Any]]) -> list[Any]:
+        return [arrays[region.array][region.slices] for region in regions]
+
+    def _copy(self) -> None:
+        self._copied = True
+        if self._sources is not None:
+            for source, destination in self._program.copies:
+                np.copyto(
+                    self._destinations[destination.array][destination.slices],
+                    self._sources[source.array][source.slices],
+                )
+
+    def _complete(self) -> bool:
+        finished = self._endpoint.completed([handle for _, _, handle in self._posted])
+        if not finished:
+            return False
+        for index, nbytes in finished:
+            message, incoming, _ = self._posted[index]
+            if incoming:
+                self._receiving -= 1
+                self._arrived(message, nbytes)
+            else:
+                self._sending.remove(message.order)
+                self._read(message.piece)
+        gone = {index for index, _ in finished}
+        self._posted = [entry for i, entry in enumerate(self._posted) if i not in gone]
+        return True
+
+    def _arrived(self, message: Message, nbytes: int) -> None:
+        piece, chunk = self._program.pieces[message.piece], self._chunks[message.piece]
+        chunk.here = True
+        if nbytes != piece.nbytes:
+            chunk.missing = True
+            self.refused.add(piece.sender)
+        elif chunk.staged and chunk.buffer is not None:
+            unpack(chunk.buffer, self._views(piece.regions, self._destinations))
+        if chunk.readers == 0:
+            self._drop(chunk)
+        for peer in self._sends:
+            self._offer(peer, message.piece)
+
+    def _post_receives(self) -> bool:
+        posted = False
+        while self._receives and self._receiving < RECEIVES_POSTED:
+            message = self._receives[0]
+            piece, chunk = self._program.pieces[message.piece], self._chunks[message.piece]
+            buffer = None
+            if len(piece.regions) == 1:
+                (view,) = self._views(piece.regions, self._destinations)
+                buffer = contiguous_bytes(view)
+            if buffer is None:
+                # The only receive of this call must go: everyone may be waiting for it.
+                buffer = self._staging.take(piece.nbytes, must=self._receiving == 0)
+                if buffer is None:
+                    break
+                chunk.staged = True
+            chunk.buffer = buffer
+            self._receives.popleft()
+            self._receiving += 1
+            handle = self._endpoint.receive(buffer, message.peer, self._tag)
+            self._posted.append((message, True, handle))
+            posted = True
+        return posted
+
+    def _offer(self, peer: int, piece: int | None = None) -> None:
+        """Queue the first message to a peer if its chunk is here (and is the one given)."""
+        waiting = self._sends[peer]
+        if waiting and self._chunks[waiting[0].piece].here and piece in (None, waiting[0].piece):
+            heapq.heappush(self._ready, (waiting[0].order, peer))
+
+    def _post_sends(self) -> bool:
+        posted = False
+        while self._ready:
+            order, peer = self._ready[0]
+            early = not self._sending or order < min(self._sending)
+            if len(self._sending) >= SENDS_IN_FLIGHT and not early:
+                break
+            message = self._sends[peer][0]
+            data = self._data(message.piece, early)
+            if data is None:
+                break
+            heapq.heappop(self._ready)
+            self._sends[peer].popleft()
+            self._sending.append(order)
+            handle = self._endpoint.send(data, peer, self._tag)
+            self._posted.append((message, False, handle))
+            self._offer(peer)
+            posted = True
+        return posted
+
+    def _data(self, index: int, early: bool) -> Bytes | None:
+        """The bytes of a chunk that is here; None when staging memory must be waited for."""
+        piece, chunk = self._program.pieces[index], self._chunks[index]
+        if chunk.missing:
+            return _NOTHING
+        if chunk.buffer is None and self._sources is not None:
+            views = self._views(piece.regions, self._sources)
+            if len(views) == 1:
+                chunk.buffer = contiguous_bytes(views[0])
+            if chunk.buffer is None:
+                chunk.buffer = self._staging.take(piece.nbytes, must=early)
+                if chunk.buffer is None:
+                    return None
+                chunk.staged = True
+                pack(views, chunk.buffer)
+        return chunk.buffer
+
+    def _read(self, index: int) -> None:
+        chunk = self._chunks[index]
+        chunk.readers -= 1
+        if chunk.readers == 0:
+            self._drop(chunk)
+
+    def _drop(self, chunk: _Chunk) -> None:
+        if chunk.staged and chunk.buffer is not None:
+            self._staging.give(chunk.buffer)
+        chunk.buffer, chunk.staged = None, False

@@ -1,0 +1,126 @@
+"""``xmesh.reshard``: plan, bind, move and free, in one call."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from xmesh.agreement import Record
+from xmesh.arrays import host_array
+from xmesh.binding import TIMEOUT_S, choose_transport, connect, context_of, require_ranks
+from xmesh.dtypes import as_dtype, dtype_name, named_dtype
+from xmesh.errors import ArrayError, XmeshError, explain
+from xmesh.layout import Layout
+from xmesh.planner import plan
+from xmesh.resharder import Resharder
+from xmesh.topology import Topology
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from xmesh.world import World
+
+
+def reshard(
+    local: Any,
+    src: Layout,
+    dst: Layout,
+    comm: MPI.Intracomm | World | None = None,
+    *,
+    out: Any = None,
+    dtype: Any = None,
+    topology: Topology | None = None,
+    strategy: str = "auto",
+    scheduler: str = "auto",
+    seed: int = 0,
+    name: str = "array",
+    transport: str = "auto",
+    timeout_s: float = TIMEOUT_S,
+) -> Any:
+    """Move an array from one layout to another; every rank of either layout calls it.
+
+    Convenient for a single use. A Resharder does the set-up once and is much faster after that.
+
+    Args:
+        local: on source ranks the array they hold, None elsewhere; without a communicator a dict
+            from rank to array for all source ranks.
+        src: layout that holds the array.
+        dst: layout that needs it.
+        comm: an mpi4py communicator that holds every rank of both meshes, or a World.
+        out: where to write on destination ranks; default new arrays.
+        dtype: element type; default that of the source ranks' arrays.
+        topology: rank -> host; default the hosts that MPI names.
+        strategy: see ``plan``.
+        scheduler: see ``plan``.
+        seed: see ``plan``.
+        name: what error texts call the array.
+        transport: see ``Resharder``.
+        timeout_s: seconds for each of the steps.
+
+    Returns:
+        The array on destination ranks, None elsewhere (a dict by rank without a communicator).
+
+    Raises:
+        XmeshError: see ``plan`` and ``Resharder``; on all ranks.
+    """
+    options = {"strategy": strategy, "scheduler": scheduler, "seed": seed, "name": name}
+    if choose_transport(comm, transport) == "loopback":
+        arrays = list(local.values()) if isinstance(local, Mapping) else []
+        element = _dtype_name(dtype, arrays[0] if arrays else None)
+        made = plan(src, dst, _known(element, name), topology, strategy, scheduler, seed, name=name)
+        with Resharder(made, transport="loopback", timeout_s=timeout_s) as resharder:
+            return resharder(local, out)
+    context = context_of(comm)
+    rank = context.comm.rank
+    ranks = tuple(sorted({*src.ranks, *dst.ranks}))
+    if rank not in ranks:
+        return None
+    inputs = [
+        src.to_json(),
+        dst.to_json(),
+        options,
+        None if topology is None else topology.to_json(),
+    ]
+    digest = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
+    record = Record(rank, digest=digest, subject="layouts, topology and options")
+    try:
+        require_ranks(context, ranks)
+        record = Record(
+            rank, digest=digest, subject=record.subject, dtype=_dtype_name(dtype, local)
+        )
+    except XmeshError as error:
+        record = Record.of_error(rank, error)
+    members = tuple(r for r in ranks if r < context.comm.size)
+    endpoint, verdict = connect(context, members, record, timeout_s, f"tensor {name!r}")
+    try:
+        if topology is None:
+            topology = Topology({r: endpoint.host_name(r) for r in ranks})
+        made = plan(
+            src, dst, _known(verdict.dtype, name), topology, strategy, scheduler, seed, name=name
+        )
+        with Resharder(made, comm, timeout_s=timeout_s) as resharder:
+            return resharder(local, out)
+    finally:
+        endpoint.release()
+
+
+def _dtype_name(dtype: Any, array: Any) -> str:
+    """Name of the dtype that this rank knows of, or ""."""
+    if dtype is not None:
+        return dtype_name(as_dtype(dtype))
+    return "" if array is None else dtype_name(host_array(array, "local").dtype)
+
+
+def _known(name: str, tensor: str) -> Any:
+    if not name:
+        raise ArrayError(
+            explain(
+                "a dtype is needed: some source rank must pass its array",
+                values="all source ranks passed None",
+                context=f"tensor {tensor!r}",
+                remedy="pass the local array on source ranks, or dtype=...",
+            )
+        )
+    return named_dtype(name)

@@ -1,0 +1,133 @@
+"""Program: what one rank does for a plan, resolved to its own arrays, once and for all calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xmesh.arrays import Slices
+from xmesh.box import Box
+from xmesh.errors import PlanError, explain
+from xmesh.planner.plans import Plan
+from xmesh.planner.strategy import hops_of
+
+
+@dataclass(frozen=True)
+class Region:
+    """Part of one local array.
+
+    Attributes:
+        array: index among the rank's boxes.
+        slices: index into that array.
+    """
+
+    array: int
+    slices: Slices
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A chunk as one rank sees it.
+
+    Attributes:
+        transfer: place of its transfer on this rank; orders messages.
+        boxes: the chunk, in indices of the whole array.
+        nbytes: its size.
+        regions: where it lies, in the source arrays at the root and in the destination arrays
+            elsewhere.
+        root: True where this rank is the sender that the transfer starts from.
+        sender: rank that the transfer starts from.
+    """
+
+    transfer: int
+    boxes: tuple[Box, ...]
+    nbytes: int
+    regions: tuple[Region, ...]
+    root: bool
+    sender: int
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message to or from a peer.
+
+    Attributes:
+        order: place among all messages of this rank; follows the plan's order.
+        peer: the other rank.
+        piece: index of what it carries.
+    """
+
+    order: int
+    peer: int
+    piece: int
+
+
+@dataclass(frozen=True)
+class Program:
+    """Everything that a call needs and that does not depend on the call's arrays.
+
+    Attributes:
+        rank: whose program it is.
+        pieces: chunks that pass through this rank.
+        receives: in posting order.
+        sends: peer -> messages in posting order.
+        copies: (source region, destination region) pairs that stay on the rank.
+    """
+
+    rank: int
+    pieces: tuple[Piece, ...]
+    receives: tuple[Message, ...]
+    sends: dict[int, tuple[Message, ...]]
+    copies: tuple[tuple[Region, Region], ...]
+
+
+def compile_program(plan: Plan, rank: int) -> Program:
+    """Resolve a plan for one rank.
+
+    Raises:
+        PlanError: the plan has the rank send or receive what its layouts do not give it.
+    """
+    held, needed = plan.src.boxes(rank), plan.dst.boxes(rank)
+    pieces: list[Piece] = []
+    receives: list[Message] = []
+    sends: dict[int, list[Message]] = {}
+    order = 0
+    for place, transfer in enumerate(plan.transfers(rank)):
+        root = transfer.sender == rank
+        local = held if root else needed
+        first_piece = len(pieces)
+        for chunk in transfer.chunks:
+            nbytes = sum(box.volume for box in chunk) * plan.itemsize
+            regions = tuple(_locate(box, local, rank) for box in chunk)
+            pieces.append(Piece(place, chunk, nbytes, regions, root, transfer.sender))
+        for hop in hops_of(transfer, plan.topology, rank):
+            for chunk_index in range(hop.first, hop.last):
+                message = Message(order, hop.peer, first_piece + chunk_index)
+                order += 1
+                if hop.kind == "send":
+                    sends.setdefault(hop.peer, []).append(message)
+                else:
+                    receives.append(message)
+    copies = tuple(
+        (_locate(box, held, rank), _locate(box, needed, rank)) for box in plan.copies(rank)
+    )
+    return Program(
+        rank,
+        tuple(pieces),
+        tuple(receives),
+        {peer: tuple(messages) for peer, messages in sends.items()},
+        copies,
+    )
+
+
+def _locate(box: Box, local: Sequence[Box], rank: int) -> Region:
+    for i, whole in enumerate(local):
+        if whole.contains(box):
+            return Region(i, box.slices(whole))
+    raise PlanError(
+        explain(
+            "a plan may only move what its layouts give a rank",
+            values=f"box {box}, rank {rank} has {' '.join(map(str, local)) or 'none'}",
+            remedy="make the plan with xmesh.plan; xmesh.planner.check finds what is wrong",
+        )
+    )

@@ -1,0 +1,65 @@
+"""Progress: everything in flight on one communicator moves on whenever anyone waits.
+
+A rank that waits for one transfer may be the relay of another, so a wait steps them all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from xmesh.errors import XmeshError
+
+#: Idle looks after which a wait sleeps in place of only yielding the core.
+_YIELDS = 100
+_SLEEP_S = 50e-6
+
+
+class Steppable(Protocol):
+    """Something in flight."""
+
+    def step(self) -> bool:
+        """Move on without waiting; True when anything happened."""
+
+
+class Progress:
+    """What is in flight, and the loop that waits for it.
+
+    Args:
+        all_here: every rank lives in this process, so when nothing moves nothing ever will.
+    """
+
+    def __init__(self, all_here: bool = False) -> None:
+        self.active: list[Steppable] = []
+        self._all_here = all_here
+
+    def step(self) -> bool:
+        """Move everything on once; True when anything happened."""
+        moved = False
+        for item in list(self.active):
+            moved |= item.step()
+        return moved
+
+    def wait(
+        self, done: Callable[[], bool], timeout_s: float, give_up: Callable[[], XmeshError]
+    ) -> None:
+        """Step until ``done()``.
+
+        Args:
+            done: what is waited for.
+            timeout_s: seconds from now after which to give up.
+            give_up: cleans up and returns the error to raise.
+        """
+        deadline = time.monotonic() + timeout_s
+        idle = 0
+        while not done():
+            if self.step():
+                idle = 0
+                continue
+            idle += 1
+            if time.monotonic() > deadline or (self._all_here and idle > 10_000):
+                raise give_up()
+            # More ranks than cores is common: whoever waits must not keep a core from who works.
+            if not self._all_here:
+                time.sleep(0 if idle < _YIELDS else _SLEEP_S)

@@ -1,0 +1,1 @@
+"""Transports: how bytes get from one rank to another."""

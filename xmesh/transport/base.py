@@ -1,0 +1,57 @@
+"""What every transport offers to the executor: messages between the ranks of one group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from xmesh.arrays import Bytes
+
+#: A message under way; what it is, only its transport knows.
+Handle = Any
+
+
+class Endpoint(Protocol):
+    """One rank's access to messages within a fixed group of ranks.
+
+    Messages from one rank to another under one tag arrive in the order in which they were sent.
+    Nothing here blocks; a buffer belongs to the transport until its handle is reported complete.
+    Ranks are named as in the plan, whatever numbers the transport uses inside.
+    """
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """All ranks of the group, ascending."""
+
+    def host_name(self, rank: int) -> str:
+        """Name of the host that a rank runs on, for error texts."""
+
+    def reserve_tags(self, first: int, count: int) -> None:
+        """Mark tags as taken; ``first`` is agreed on by all ranks.
+
+        Raises:
+            TransportError: the library has no tag that high.
+        """
+
+    @property
+    def next_tag(self) -> int:
+        """Lowest tag that this rank has not reserved."""
+
+    def send(self, data: Bytes, peer: int, tag: int) -> Handle:
+        """Start to send bytes (may be none)."""
+
+    def receive(self, buffer: Bytes, peer: int, tag: int) -> Handle:
+        """Start to receive at most ``len(buffer)`` bytes."""
+
+    def completed(self, handles: Sequence[Handle]) -> list[tuple[int, int]]:
+        """Which messages are complete since the last look: (index, bytes received or -1)."""
+
+    def abandon(self, handles: Sequence[Handle]) -> None:
+        """Give up on messages after a failure: receives are cancelled, buffers kept alive."""
+
+    def release(self) -> None:
+        """This user is done with the endpoint; its last user frees what it holds."""

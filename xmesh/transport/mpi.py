@@ -1,0 +1,219 @@
+"""Messages in host memory over MPI (mpi4py).
+
+One *context* per user communicator holds what the resharders on it share: a private communicator
+for each set of ranks, so nothing of ours meets the user's messages and nothing is made twice.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mpi4py import MPI
+
+from xmesh.arrays import Bytes
+from xmesh.errors import TransportError, explain
+from xmesh.progress import Progress
+from xmesh.transport.base import Endpoint
+
+
+@functools.cache
+def _context_key() -> int:
+    """MPI's key under which a communicator keeps its context."""
+    return int(MPI.Comm.Create_keyval())
+
+
+@functools.cache
+def _abandoned_key() -> int:
+    """MPI's key under which a communicator keeps requests that cannot be completed."""
+    return int(MPI.Comm.Create_keyval())
+
+
+class MpiContext:
+    """What the resharders on one user communicator share in this process.
+
+    Get it by ``MpiContext.of``. It is kept on the communicator itself (MPI attribute caching).
+    """
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self.comm = comm
+        #: Whoever waits for one transfer on this communicator moves them all on.
+        self.progress = Progress()
+        self._endpoints: dict[tuple[int, ...], MpiEndpoint] = {}
+
+    @classmethod
+    def of(cls, comm: MPI.Intracomm) -> MpiContext:
+        """The context of a communicator, made at the first call."""
+        key = _context_key()
+        context = comm.Get_attr(key)
+        if not isinstance(context, MpiContext):
+            context = cls(comm)
+            comm.Set_attr(key, context)
+        return context
+
+    def public(self, ranks: tuple[int, ...]) -> Endpoint:
+        """Messages on the user's communicator itself, to agree before ours exists.
+
+        Only the tag ``handshake_tag`` is used there, and only while resharders are made.
+        """
+        return _PublicEndpoint(self.comm, ranks)
+
+    @property
+    def handshake_tag(self) -> int:
+        """The highest tag: the one that users are least likely to use."""
+        return _tag_limit(self.comm)
+
+    def cached(self, ranks: tuple[int, ...]) -> MpiEndpoint | None:
+        """The endpoint of a group, where it exists and is sound."""
+        return self._endpoints.get(ranks)
+
+    def endpoint(self, ranks: tuple[int, ...], fresh: bool) -> MpiEndpoint:
+        """This rank's endpoint in a group.
+
+        Args:
+            ranks: the group, ascending ranks of the user's communicator.
+            fresh: make a new one, collectively over the group; all ranks have agreed to.
+        """
+        if fresh:
+            group = self.comm.Get_group().Incl(ranks)
+            private = self.comm.Create_group(group, self.handshake_tag - 1)
+            group.Free()
+            self._endpoints[ranks] = MpiEndpoint(private, ranks, self._forget)
+        endpoint = self._endpoints[ranks]
+        endpoint.users += 1
+        return endpoint
+
+    def _forget(self, endpoint: MpiEndpoint) -> None:
+        if self._endpoints.get(endpoint.ranks) is endpoint:
+            del self._endpoints[endpoint.ranks]
+
+
+def _tag_limit(comm: MPI.Intracomm) -> int:
+    """MPI_TAG_UB, or what MPI guarantees where the library does not say."""
+    limit = comm.Get_attr(MPI.TAG_UB)
+    return limit if isinstance(limit, int) else 32767
+
+
+class _Messages:
+    """Sending and receiving on a communicator; shared by public and private endpoints."""
+
+    def __init__(
+        self, comm: MPI.Intracomm, ranks: tuple[int, ...], numbers: dict[int, int]
+    ) -> None:
+        self._comm = comm
+        self._ranks = ranks
+        self._numbers = numbers
+        self._rank = comm.rank
+        self._next_tag = 0
+
+    @property
+    def rank(self) -> int:
+        """This rank, as numbered by the user's communicator."""
+        return self._rank
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """All ranks of the group, ascending."""
+        return self._ranks
+
+    @property
+    def next_tag(self) -> int:
+        """Lowest tag that this rank has not reserved."""
+        return self._next_tag
+
+    def host_name(self, rank: int) -> str:
+        """Not known yet."""
+        return "unknown"
+
+    def reserve_tags(self, first: int, count: int) -> None:
+        """Mark tags as taken."""
+        limit = _tag_limit(self._comm)
+        if first + count > limit:
+            raise TransportError(
+                explain(
+                    "MPI has no tags left on this communicator",
+                    values=f"tags up to {first + count} wanted, MPI_TAG_UB is {limit}",
+                    remedy="reuse resharders in place of making new ones, or close() them all",
+                )
+            )
+        self._next_tag = first + count
+
+    def send(self, data: Bytes, peer: int, tag: int) -> MPI.Request:
+        """Start to send bytes."""
+        return self._comm.Isend([data, MPI.BYTE], self._numbers[peer], tag)
+
+    def receive(self, buffer: Bytes, peer: int, tag: int) -> MPI.Request:
+        """Start to receive at most ``len(buffer)`` bytes."""
+        return self._comm.Irecv([buffer, MPI.BYTE], self._numbers[peer], tag)
+
+    def completed(self, handles: Sequence[MPI.Request]) -> list[tuple[int, int]]:
+        """Which messages are complete."""
+        statuses = [MPI.Status() for _ in handles]
+        indices = MPI.Request.Testsome(handles, statuses)
+        if not indices:
+            return []
+        return [
+            (i, status.Get_count(MPI.BYTE)) for i, status in zip(indices, statuses, strict=False)
+        ]
+
+    def abandon(self, handles: Sequence[MPI.Request]) -> None:
+        """Cancel what can be cancelled; keep the rest, and its buffers, as long as MPI runs."""
+        kept: Any = self._comm.Get_attr(_abandoned_key()) or []
+        for request in handles:
+            if request != MPI.REQUEST_NULL:
+                request.Cancel()
+                # A cancelled receive completes at once; of a send nobody knows when.
+                if not request.Test():
+                    kept.append(request)
+        self._comm.Set_attr(_abandoned_key(), kept)
+
+    def release(self) -> None:
+        """Nothing to free."""
+
+
+class _PublicEndpoint(_Messages):
+    """The user's own communicator: only for the handshake before ours exists."""
+
+    def __init__(self, comm: MPI.Intracomm, ranks: tuple[int, ...]) -> None:
+        super().__init__(comm, ranks, {rank: rank for rank in ranks})
+        self._rank = comm.rank
+
+    def host_name(self, rank: int) -> str:
+        """Known only for this process."""
+        return MPI.Get_processor_name() if rank == self._rank else "not known yet"
+
+
+class MpiEndpoint(_Messages):
+    """See ``xmesh.transport.base.Endpoint``; on a private communicator."""
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        ranks: tuple[int, ...],
+        forget: Callable[[MpiEndpoint], None],
+    ) -> None:
+        super().__init__(comm, ranks, {rank: i for i, rank in enumerate(ranks)})
+        self._rank = ranks[comm.rank]
+        self._forget = forget
+        self._host_names: list[str] = comm.allgather(MPI.Get_processor_name())
+        self.users = 0
+        self.broken = False
+
+    def host_name(self, rank: int) -> str:
+        """MPI's processor name."""
+        return self._host_names[self._numbers[rank]]
+
+    def abandon(self, handles: Sequence[MPI.Request]) -> None:
+        """After this, the group needs a new communicator: stray messages may still arrive here."""
+        super().abandon(handles)
+        self.broken = True
+        self._forget(self)
+
+    def release(self) -> None:
+        """Free the communicator with its last user; a broken one is left to MPI_Finalize."""
+        self.users -= 1
+        if self.users == 0:
+            self._forget(self)
+            if not self.broken:
+                self._comm.Free()

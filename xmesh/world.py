@@ -1,0 +1,182 @@
+"""World: what the ranks of a communicator know of their cluster, and communicators on meshes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from types import TracebackType
+
+from mpi4py import MPI
+
+from xmesh.errors import ClosedError, MeshError, TopologyError, explain
+from xmesh.mesh import DeviceMesh
+from xmesh.slurm import host_of_rank_from_slurm
+from xmesh.topology import Topology
+
+TOPOLOGY_SOURCES = ("auto", "mpi", "slurm")
+
+
+class World:
+    """A communicator, its topology, and communicators on meshes, made once and freed together.
+
+    Made by all ranks of the communicator together.
+
+    Args:
+        comm: an mpi4py communicator.
+        topology: a Topology; "mpi" (ranks that can share memory are on one host); "slurm" (from
+            Slurm's variables, for jobs whose nodes share a kernel or a host name); "auto": Slurm's
+            where it knows more than one node and MPI sees only one host, else MPI's.
+
+    Raises:
+        TopologyError: the topology has too few ranks, or the source asked for is not there.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, topology: Topology | str = "auto") -> None:
+        self.comm = comm
+        self._communicators: dict[tuple[int, ...], MPI.Intracomm] = {}
+        self._closed = False
+        if isinstance(topology, Topology):
+            topology.require(range(comm.size))
+            self._topology, self.topology_source = topology, "given"
+        else:
+            self._topology, self.topology_source = discover(comm, topology)
+
+    @property
+    def topology(self) -> Topology:
+        """Rank -> host."""
+        return self._topology
+
+    def communicator(self, mesh: DeviceMesh, axis: int | str | None = None) -> MPI.Intracomm | None:
+        """A communicator on a mesh, or on this rank's line along one axis of it.
+
+        The first time for a mesh and axis, all ranks of the mesh (or of the line) must call it; the
+        result is kept by its set of ranks, and freed by ``close``. Ranks are numbered as in the
+        mesh, row by row.
+
+        Args:
+            mesh: the mesh.
+            axis: index or name of an axis; None for the whole mesh.
+
+        Returns:
+            The communicator; None on ranks that are not in the mesh.
+
+        Raises:
+            MeshError: the communicator lacks a rank of the mesh, or there is no such axis.
+            ClosedError: the World is closed.
+        """
+        if self._closed:
+            raise ClosedError(
+                explain(
+                    "a World cannot be used after close()",
+                    values=f"communicator for mesh {mesh}",
+                    remedy="close it last, or make a new one on all ranks",
+                )
+            )
+        missing = [rank for rank in mesh.ranks if rank >= self.comm.size]
+        if missing:
+            raise MeshError(
+                explain(
+                    "the communicator must hold every rank of the mesh",
+                    values=f"ranks {', '.join(map(str, missing[:8]))}, communicator of size "
+                    f"{self.comm.size}",
+                    remedy=f"start at least {max(mesh.ranks) + 1} ranks",
+                )
+            )
+        if axis is not None:
+            axis = mesh.axis(axis)
+        if self.comm.rank not in mesh:
+            return None
+        ranks = mesh.ranks
+        if axis is not None:
+            ranks = next(line for line in mesh.axis_groups(axis) if self.comm.rank in line)
+        if ranks not in self._communicators:
+            group = self.comm.Get_group().Incl(ranks)
+            # The tag tells creations by overlapping sets of ranks apart.
+            self._communicators[ranks] = self.comm.Create_group(group, tag=min(ranks))
+            group.Free()
+        return self._communicators[ranks]
+
+    def close(self) -> None:
+        """Free the communicators on meshes. Idempotent; the user's communicator stays."""
+        if not self._closed:
+            self._closed = True
+            for communicator in self._communicators.values():
+                communicator.Free()
+            self._communicators.clear()
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def discover(comm: MPI.Intracomm, source: str = "auto") -> tuple[Topology, str]:
+    """Find out which ranks share a host; all ranks of the communicator call it.
+
+    Args:
+        comm: the communicator.
+        source: "auto", "mpi" or "slurm", see World.
+
+    Returns:
+        The topology, and which source it came from.
+
+    Raises:
+        TopologyError: unknown source, or Slurm's variables are not there on some rank.
+    """
+    if source not in TOPOLOGY_SOURCES:
+        raise TopologyError(
+            explain(
+                f"topology must be a Topology or one of {', '.join(TOPOLOGY_SOURCES)}",
+                values=f"{source!r}",
+                remedy="leave it at 'auto'",
+            )
+        )
+    by_memory = _hosts_by_memory(comm)
+    nodes = _nodes_by_slurm(comm, os.environ)
+    problem = next((text for _, text in nodes if text), "")
+    hosts = [host for host, _ in nodes]
+    if source == "slurm" and problem:
+        raise TopologyError(
+            explain(
+                "a topology from Slurm needs its variables on every rank",
+                values=problem,
+                remedy="start the ranks with srun, or use topology='mpi'",
+            )
+        )
+    slurm_knows_more = not problem and len(set(hosts)) > 1 and len(set(by_memory)) == 1
+    if source == "slurm" or (source == "auto" and slurm_knows_more):
+        return Topology(hosts), "slurm"
+    return Topology(by_memory), "mpi"
+
+
+def _hosts_by_memory(comm: MPI.Intracomm) -> list[str]:
+    """For each rank the name of its host; a number is added where hosts share a name."""
+    shared = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
+    leader = shared.bcast(comm.rank)
+    shared.Free()
+    found: list[tuple[str, int]] = comm.allgather((MPI.Get_processor_name(), leader))
+    names: dict[str, set[int]] = {}
+    for name, first in found:
+        names.setdefault(name, set()).add(first)
+    return [name if len(names[name]) == 1 else f"{name}#{first}" for name, first in found]
+
+
+def _nodes_by_slurm(comm: MPI.Intracomm, environ: Mapping[str, str]) -> list[tuple[str, str]]:
+    """For each rank the name of its Slurm node, and what went wrong where it is not known."""
+    node, problem = "", ""
+    try:
+        hosts = host_of_rank_from_slurm(environ)
+        if hosts is None:
+            problem = f"rank {comm.rank} has none"
+        else:
+            node = hosts[int(environ["SLURM_PROCID"])]
+    except TopologyError as error:
+        # Told to all ranks below, so that none of them waits for this one.
+        problem = f"rank {comm.rank}: {error}"
+    return comm.allgather((node, problem))
