@@ -1,14 +1,17 @@
 """Agreement: a group of ranks compares what each is about to do, and all get one verdict.
 
-Records travel up a binomial tree and the verdict comes back down, as plain messages: nothing
-blocks, any number of agreements may be under way, and a rank that never calls is named by the rank
-that waits for it.
+Down a binomial tree goes the number of the round, up come the records, and down the verdict, all as
+plain messages: nothing blocks, and a rank that never calls is named by the rank that waits for it.
+The number keeps rounds apart: messages of a round that timed out may still be under way when the
+same ranks try again.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from dataclasses import asdict, dataclass, replace
+import secrets
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,9 +20,9 @@ import xmesh.errors
 from xmesh.errors import AgreementError, XmeshError, explain
 from xmesh.transport.base import Endpoint, Handle
 
-_RECORD_NBYTES = 8192
+_RECORD_NBYTES = 16384
 #: Characters of an error that travel; what is left always fits a record, however it is escaped.
-_TEXT_LIMIT = 1200
+_TEXT_LIMIT = 1500
 
 
 @dataclass(frozen=True)
@@ -27,9 +30,9 @@ class Record:
     """What one rank, or a subtree of ranks, brings along.
 
     Attributes:
-        rank: whose record it is; the lowest rank that the digest stands for.
-        digest: hex digest of what all must share.
-        subject: what the digest is of, for the error text.
+        rank: whose record it is; the lowest rank that ``shared`` stands for.
+        subject: what all must have alike, for the error text.
+        shared: its parts by name, as short texts that differ when the parts do.
         next_tag: lowest tag that is free on all ranks so far.
         fresh: some rank needs a new communicator.
         dtype: element type, from the ranks that know it; "" elsewhere.
@@ -39,8 +42,8 @@ class Record:
     """
 
     rank: int
-    digest: str = ""
     subject: str = ""
+    shared: dict[str, str] = field(default_factory=dict)
     next_tag: int = 0
     fresh: bool = False
     dtype: str = ""
@@ -77,13 +80,17 @@ class Record:
                 error_text=source.error_text,
             )
         difference = ""
-        if first.digest != second.digest:
+        if first.shared != second.shared:
+            parts = sorted({*first.shared, *second.shared})
             difference = explain(
-                f"all ranks must call with the same {first.subject or second.subject}",
-                values=f"rank {first.rank} has {first.digest[:12]}, "
-                f"rank {second.rank} has {second.digest[:12]}",
-                remedy="give every rank the same layouts, dtype, topology and options "
-                "(print(plan) and plan.digest show what differs)",
+                f"all ranks must call with the same {first.subject}",
+                values="\n".join(
+                    f"{part}: rank {first.rank} has {first.shared.get(part, 'nothing')}, "
+                    f"rank {second.rank} has {second.shared.get(part, 'nothing')}"
+                    for part in parts
+                    if first.shared.get(part) != second.shared.get(part)
+                ),
+                remedy="compute the arguments from the same inputs on every rank",
             )
         elif first.dtype and second.dtype and first.dtype != second.dtype:
             difference = explain(
@@ -109,21 +116,42 @@ class Record:
         error: XmeshError = kind(self.error_text)
         return error
 
-    def to_bytes(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Fixed-size message."""
-        text = json.dumps(asdict(self)).encode()
+
+_Buffer = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+def short(value: Any) -> str:
+    """A JSON value as a text that fits a record and differs when the value does."""
+    text = json.dumps(value, sort_keys=True)
+    if len(text) <= 60:
+        return text
+    return f"{text[:32]}... (SHA-256 {hashlib.sha256(text.encode()).hexdigest()[:12]})"
+
+
+@dataclass(frozen=True)
+class _Note:
+    """A message: "open" a round, a "record" on its way up, or the "verdict"."""
+
+    kind: str
+    round: int
+    record: Record | None = None
+
+    def to_bytes(self) -> _Buffer:
+        data = {"kind": self.kind, "round": self.round}
+        text = json.dumps(data | ({"record": asdict(self.record)} if self.record else {})).encode()
         message = np.zeros(_RECORD_NBYTES, np.uint8)
         message[: len(text)] = np.frombuffer(text, np.uint8)
         return message
 
     @classmethod
-    def from_bytes(cls, message: np.ndarray[Any, np.dtype[np.uint8]]) -> Record:
-        """Inverse of ``to_bytes``."""
-        return cls(**json.loads(message.tobytes().rstrip(b"\0")))
+    def from_bytes(cls, message: _Buffer) -> _Note:
+        data = json.loads(message.tobytes().rstrip(b"\0"))
+        record = Record(**data["record"]) if "record" in data else None
+        return cls(data["kind"], data["round"], record)
 
 
 class Agreement:
-    """One agreement on one rank; call ``step`` until it returns True.
+    """One agreement on one rank; call ``step`` until it is ``over``.
 
     Args:
         endpoint: the group.
@@ -134,7 +162,7 @@ class Agreement:
     def __init__(self, endpoint: Endpoint, tag: int, record: Record) -> None:
         self._endpoint = endpoint
         self._tag = tag
-        self._merged = record
+        self._own = record
         self.verdict: Record | None = None
         ranks = endpoint.ranks
         place = ranks.index(endpoint.rank)
@@ -144,61 +172,87 @@ class Agreement:
         while place + step < len(ranks) and not place & step:
             self._children.append(ranks[place + step])
             step *= 2
-        self._incoming: list[tuple[int, np.ndarray[Any, np.dtype[np.uint8]], Handle]] = []
-        for child in self._children:
-            self._expect(child)
-        self._sending: list[tuple[Any, Handle]] = []
-        self._sent_up = False
+        self._round = 0
+        self._records: dict[int, Record] = {}
+        self._incoming: dict[int, tuple[_Buffer, Handle]] = {}
+        self._sending: list[Handle] = []
+        if self._parent is None:
+            self._open(secrets.randbits(62) + 1)
+        else:
+            self._expect(self._parent)
+
+    @property
+    def over(self) -> bool:
+        """The verdict is here, and passed on."""
+        return self.verdict is not None and not self._sending
 
     def step(self) -> bool:
-        """Move on; True when the verdict is there and passed on."""
-        while self.verdict is None:
-            if not self._incoming:
-                if self._parent is None:
-                    self._conclude(self._merged)
-                    break
-                if not self._sent_up:
-                    self._send(self._merged, self._parent)
-                    self._sent_up = True
-                    self._expect(self._parent)
-            done = {i for i, _ in self._endpoint.completed([h for _, _, h in self._incoming])}
-            if not done:
-                self._sending_done()
-                return False
-            arrived = [entry for i, entry in enumerate(self._incoming) if i in done]
-            self._incoming = [e for i, e in enumerate(self._incoming) if i not in done]
-            for peer, buffer, _ in arrived:
-                record = Record.from_bytes(buffer)
-                if peer == self._parent:
-                    self._conclude(record)
-                else:
-                    self._merged = self._merged.merge(record)
-        return self._sending_done()
+        """Move on without waiting; True when anything happened."""
+        sent = {i for i, _ in self._endpoint.completed(self._sending)}
+        self._sending = [handle for i, handle in enumerate(self._sending) if i not in sent]
+        peers = list(self._incoming)
+        handles = [handle for _, handle in self._incoming.values()]
+        arrived = [peers[i] for i, _ in self._endpoint.completed(handles)]
+        for peer in arrived:
+            buffer, _ = self._incoming.pop(peer)
+            self._receive(peer, _Note.from_bytes(buffer))
+        return bool(sent or arrived)
 
     def waiting_for(self) -> list[int]:
-        """Ranks whose message is still missing."""
-        return [peer for peer, _, _ in self._incoming]
+        """Ranks whose message is still missing: those below in the tree first."""
+        below = [peer for peer in self._incoming if peer != self._parent]
+        return below or list(self._incoming)
 
     def abandon(self) -> None:
         """Give up after a time-out."""
-        handles = [handle for _, _, handle in self._incoming] + [h for _, h in self._sending]
-        self._incoming, self._sending = [], []
-        self._endpoint.abandon(handles)
+        receives, sends = [handle for _, handle in self._incoming.values()], self._sending
+        self._incoming, self._sending = {}, []
+        self._endpoint.abandon(receives, sends)
+
+    def _open(self, number: int) -> None:
+        """Begin a round, perhaps in place of an older one: collect everyone's record."""
+        self._round = number
+        self._records = {}
+        for child in self._children:
+            self._send(_Note("open", number), child)
+            if child not in self._incoming:
+                self._expect(child)
+        self._pass_on()
+
+    def _receive(self, peer: int, note: _Note) -> None:
+        if peer == self._parent:
+            if note.kind == "open":
+                self._expect(peer)
+                self._open(note.round)
+            elif note.round == self._round and note.record is not None:
+                self._conclude(note.record)
+            else:
+                self._expect(peer)
+        elif note.kind == "record" and note.round == self._round and note.record is not None:
+            self._records[peer] = note.record
+            self._pass_on()
+        else:
+            self._expect(peer)
+
+    def _pass_on(self) -> None:
+        if len(self._records) < len(self._children):
+            return
+        merged = self._own
+        for record in self._records.values():
+            merged = merged.merge(record)
+        if self._parent is None:
+            self._conclude(merged)
+        else:
+            self._send(_Note("record", self._round, merged), self._parent)
 
     def _conclude(self, verdict: Record) -> None:
         self.verdict = verdict
         for child in self._children:
-            self._send(verdict, child)
+            self._send(_Note("verdict", self._round, verdict), child)
 
     def _expect(self, peer: int) -> None:
         buffer = np.empty(_RECORD_NBYTES, np.uint8)
-        self._incoming.append((peer, buffer, self._endpoint.receive(buffer, peer, self._tag)))
+        self._incoming[peer] = (buffer, self._endpoint.receive(buffer, peer, self._tag))
 
-    def _send(self, record: Record, peer: int) -> None:
-        message = record.to_bytes()
-        self._sending.append((message, self._endpoint.send(message, peer, self._tag)))
-
-    def _sending_done(self) -> bool:
-        done = {i for i, _ in self._endpoint.completed([handle for _, handle in self._sending])}
-        self._sending = [entry for i, entry in enumerate(self._sending) if i not in done]
-        return not self._sending
+    def _send(self, note: _Note, peer: int) -> None:
+        self._sending.append(self._endpoint.send(note.to_bytes(), peer, self._tag))

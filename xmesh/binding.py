@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from xmesh.agreement import Agreement, Record
+from xmesh.agreement import Agreement, Record, short
 from xmesh.errors import PlanError, TransferTimeout, TransportError, XmeshError, explain
 from xmesh.planner import Plan
 from xmesh.program import Program, compile_program
@@ -79,7 +79,7 @@ def bind(
     if rank not in plan.ranks:
         return Binding((), (), 0, context.progress, loopback=False)
     ranks = tuple(r for r in plan.ranks if r < context.comm.size)
-    record = Record(rank, digest=plan.digest.hex(), subject="plan")
+    record = Record(rank, subject="plan", shared=plan_parts(plan))
     programs = []
     try:
         require_ranks(context, plan.ranks)
@@ -89,6 +89,11 @@ def bind(
     endpoint, verdict = connect(context, ranks, record, timeout_s, f"tensor {plan.name!r}")
     endpoint.reserve_tags(verdict.next_tag, num_tags)
     return Binding((endpoint,), programs, verdict.next_tag, context.progress, loopback=False)
+
+
+def plan_parts(plan: Plan) -> dict[str, str]:
+    """What all ranks must have alike of a plan."""
+    return {part: short(value) for part, value in plan.fields().items()}
 
 
 def choose_transport(comm: Any, transport: str) -> str:
@@ -165,6 +170,49 @@ def require_ranks(context: MpiContext, ranks: Sequence[int]) -> None:
         )
 
 
+def agree(
+    context: MpiContext,
+    ranks: tuple[int, ...],
+    record: Record,
+    timeout_s: float,
+    subject: str,
+) -> Record:
+    """Compare records with a group over the user's communicator; what comes next may be collective.
+
+    Returns:
+        The verdict, without an error.
+
+    Raises:
+        XmeshError: what any rank's record says, on all of them.
+        TransferTimeout: a rank was not heard from.
+    """
+    agreement = Agreement(context.public(ranks), context.handshake_tag, record)
+
+    def give_up() -> XmeshError:
+        missing = ", ".join(map(str, agreement.waiting_for()))
+        agreement.abandon()
+        return TransferTimeout(
+            explain(
+                f"all {len(ranks)} ranks must call within {timeout_s:g} s",
+                values=f"rank {record.rank} has heard nothing from rank {missing}",
+                context=f"{subject}, set-up among ranks {', '.join(map(str, ranks[:16]))}"
+                + (" ..." if len(ranks) > 16 else ""),
+                remedy="look for an error on that rank, or for a call that it did not make",
+            )
+        )
+
+    context.progress.active.append(agreement)
+    try:
+        context.progress.wait(lambda: agreement.over, timeout_s, give_up)
+    finally:
+        context.progress.active.remove(agreement)
+    verdict = agreement.verdict or record
+    error = verdict.error()
+    if error is not None:
+        raise error
+    return verdict
+
+
 def connect(
     context: MpiContext,
     ranks: tuple[int, ...],
@@ -175,31 +223,11 @@ def connect(
     """Agree with a group, and get this rank's endpoint in it; ``release`` it after use.
 
     Raises:
-        XmeshError: what any rank's record says, on all of them.
-        TransferTimeout: a rank was not heard from.
+        XmeshError, TransferTimeout: see ``agree``.
     """
     cached = context.cached(ranks)
-    record = replace(
-        record, next_tag=0 if cached is None else cached.next_tag, fresh=cached is None
-    )
-    agreement = Agreement(context.public(ranks), context.handshake_tag, record)
-
-    def give_up() -> XmeshError:
-        missing = ", ".join(map(str, agreement.waiting_for()))
-        agreement.abandon()
-        return TransferTimeout(
-            explain(
-                f"all ranks of both meshes must call within {timeout_s:g} s",
-                values=f"rank {record.rank} has heard nothing from rank {missing}",
-                context=f"{subject}, setting up for {len(ranks)} ranks",
-                remedy="look for an error on that rank, or for a call that it did not make",
-            )
-        )
-
-    context.progress.wait(agreement.step, timeout_s, give_up)
-    verdict = agreement.verdict or record
-    error = verdict.error()
-    if error is not None:
-        raise error
+    next_tag = 0 if cached is None else cached.next_tag
+    record = replace(record, next_tag=next_tag, fresh=cached is None)
+    verdict = agree(context, ranks, record, timeout_s, subject)
     endpoint = context.endpoint(ranks, verdict.fresh)
-    return endpoint, verdict if not verdict.fresh else replace(verdict, next_tag=0)
+    return endpoint, replace(verdict, next_tag=0) if verdict.fresh else verdict

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.metadata
 import os
 import sys
 from collections.abc import Sequence
 
+from xmesh import __version__
 from xmesh.errors import XmeshError
 
 COMMANDS = {
@@ -50,21 +50,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _INTERRUPTED
 
 
-def version() -> str:
-    """Version of the installed package; "unknown" where it runs from a bare checkout."""
-    try:
-        return importlib.metadata.version("xmesh")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown (not installed)"
-
-
 def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="xmesh",
         description="Cross-mesh resharding of N-d arrays: plan it, look at it, measure it.",
         epilog="xmesh COMMAND --help says more.",
     )
-    parser.add_argument("--version", action="version", version=f"xmesh {version()}")
+    parser.add_argument("--version", action="version", version=f"xmesh {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     # Only the command that is asked for is imported: planning needs no MPI, and help is quick.
     asked = next((word for word in words if not word.startswith("-")), None)

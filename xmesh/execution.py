@@ -128,7 +128,9 @@ class Execution:
 
     def abandon(self) -> None:
         """Give up after a failure; the arrays stay with the transport."""
-        self._endpoint.abandon([handle for _, _, handle in self._posted])
+        receives = [handle for _, incoming, handle in self._posted if incoming]
+        sends = [handle for _, incoming, handle in self._posted if not incoming]
+        self._endpoint.abandon(receives, sends)
         self._posted.clear()
         self._receives.clear()
         self._sends.clear()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from xmesh.agreement import Record
+from xmesh.agreement import Record, short
 from xmesh.arrays import host_array
 from xmesh.binding import TIMEOUT_S, choose_transport, connect, context_of, require_ranks
 from xmesh.dtypes import as_dtype, dtype_name, named_dtype
@@ -77,19 +76,13 @@ def reshard(
     ranks = tuple(sorted({*src.ranks, *dst.ranks}))
     if rank not in ranks:
         return None
-    inputs = [
-        src.to_json(),
-        dst.to_json(),
-        options,
-        None if topology is None else topology.to_json(),
-    ]
-    digest = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
-    record = Record(rank, digest=digest, subject="layouts, topology and options")
+    hosts = None if topology is None else topology.to_json()
+    inputs = {"src": src.to_json(), "dst": dst.to_json(), "topology": hosts, **options}
+    shared = {part: short(value) for part, value in inputs.items()}
+    record = Record(rank, "layouts, topology and options", shared)
     try:
         require_ranks(context, ranks)
-        record = Record(
-            rank, digest=digest, subject=record.subject, dtype=_dtype_name(dtype, local)
-        )
+        record = replace(record, dtype=_dtype_name(dtype, local))
     except XmeshError as error:
         record = Record.of_error(rank, error)
     members = tuple(r for r in ranks if r < context.comm.size)

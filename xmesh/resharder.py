@@ -303,7 +303,7 @@ class _Part:
         except ArrayError as error:
             self._own_error = error
         if call == 0:
-            record = Record(rank, digest=plan.digest.hex(), subject="plan")
+            record = Record(rank)
             if self._own_error is not None:
                 record = Record.of_error(rank, self._own_error)
             self._agreement = Agreement(member.endpoint, first_tag, record)
@@ -337,6 +337,8 @@ class _Part:
         if self._agreement is not None:
             if not self._agreement.step():
                 return False
+            if not self._agreement.over:
+                return True
             verdict, self._agreement = self._agreement.verdict, None
             self._shared_error = verdict.error() if verdict is not None else None
             if self._shared_error is None:

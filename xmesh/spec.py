@@ -1,7 +1,7 @@
 """ShardingSpec: which mesh axes cut which array dimension; parsed, printed, canonicalised.
 
-The notation is the paper's ("Sharding spec"). `xmesh.notation` reads and prints it; here it is given
-its meaning, and translated from and to what JAX and DTensor write.
+The notation is the paper's ("Sharding spec"). `xmesh.notation` reads and prints it; here it gets
+its meaning, and is translated from and to what JAX and DTensor write.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ from types import TracebackType
 
 from mpi4py import MPI
 
+from xmesh.agreement import Record, short
+from xmesh.binding import TIMEOUT_S, agree, context_of
 from xmesh.errors import ClosedError, MeshError, TopologyError, explain
 from xmesh.mesh import DeviceMesh
 from xmesh.slurm import host_of_rank_from_slurm
@@ -23,20 +25,47 @@ class World:
 
     Args:
         comm: an mpi4py communicator.
-        topology: a Topology; "mpi" (ranks that can share memory are on one host); "slurm" (from
-            Slurm's variables, for jobs whose nodes share a kernel or a host name); "auto": Slurm's
-            where it knows more than one node and MPI sees only one host, else MPI's.
+        topology: a Topology, the same on all ranks; "mpi" (ranks that can share memory are on one
+            host); "slurm" (from Slurm's variables, for jobs whose nodes share a kernel or a host
+            name); "auto": Slurm's where it knows more than one node and MPI sees only one host,
+            else MPI's.
+        timeout_s: seconds to wait for the other ranks, here and in ``communicator``.
 
     Raises:
         TopologyError: the topology has too few ranks, or the source asked for is not there.
+        AgreementError: ranks gave different topologies.
+        TransferTimeout: a rank did not make its World in time.
     """
 
-    def __init__(self, comm: MPI.Intracomm, topology: Topology | str = "auto") -> None:
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        topology: Topology | str = "auto",
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
         self.comm = comm
+        self._context = context_of(comm)
+        self._timeout_s = timeout_s
         self._communicators: dict[tuple[int, ...], MPI.Intracomm] = {}
         self._closed = False
+        source = topology.to_json() if isinstance(topology, Topology) else topology
+        record = Record(comm.rank, "topology", {"topology": short(source)})
+        try:
+            if isinstance(topology, Topology):
+                topology.require(range(comm.size))
+            elif topology not in TOPOLOGY_SOURCES:
+                raise TopologyError(
+                    explain(
+                        f"topology must be a Topology or one of {', '.join(TOPOLOGY_SOURCES)}",
+                        values=f"{topology!r}",
+                        remedy="leave it at 'auto'",
+                    )
+                )
+        except TopologyError as error:
+            record = Record.of_error(comm.rank, error)
+        # Everything after this is collective and cannot time out, so first make sure of everyone.
+        agree(self._context, tuple(range(comm.size)), record, timeout_s, "World")
         if isinstance(topology, Topology):
-            topology.require(range(comm.size))
             self._topology, self.topology_source = topology, "given"
         else:
             self._topology, self.topology_source = discover(comm, topology)
@@ -63,6 +92,7 @@ class World:
         Raises:
             MeshError: the communicator lacks a rank of the mesh, or there is no such axis.
             ClosedError: the World is closed.
+            TransferTimeout: a rank of the mesh, or line, did not call in time.
         """
         if self._closed:
             raise ClosedError(
@@ -90,6 +120,9 @@ class World:
         if axis is not None:
             ranks = next(line for line in mesh.axis_groups(axis) if self.comm.rank in line)
         if ranks not in self._communicators:
+            group_ranks = tuple(sorted(ranks))
+            record = Record(self.comm.rank, "mesh", {"ranks in order": short(ranks)})
+            agree(self._context, group_ranks, record, self._timeout_s, f"mesh {mesh}")
             group = self.comm.Get_group().Incl(ranks)
             # The tag tells creations by overlapping sets of ranks apart.
             self._communicators[ranks] = self.comm.Create_group(group, tag=min(ranks))
@@ -127,16 +160,8 @@ def discover(comm: MPI.Intracomm, source: str = "auto") -> tuple[Topology, str]:
         The topology, and which source it came from.
 
     Raises:
-        TopologyError: unknown source, or Slurm's variables are not there on some rank.
+        TopologyError: Slurm was asked for and its variables are not there on some rank; on all.
     """
-    if source not in TOPOLOGY_SOURCES:
-        raise TopologyError(
-            explain(
-                f"topology must be a Topology or one of {', '.join(TOPOLOGY_SOURCES)}",
-                values=f"{source!r}",
-                remedy="leave it at 'auto'",
-            )
-        )
     by_memory = _hosts_by_memory(comm)
     nodes = _nodes_by_slurm(comm, os.environ)
     problem = next((text for _, text in nodes if text), "")

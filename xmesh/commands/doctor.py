@@ -21,7 +21,8 @@ import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
-from xmesh.cli import version
+from xmesh import __version__
+from xmesh.binding import TRANSPORTS
 from xmesh.commands.doctor_text import Report, ranks_named, report_text
 from xmesh.slurm import host_of_rank_from_slurm
 
@@ -125,8 +126,10 @@ def gather(mpi: Any, why_no_mpi: str, environ: Mapping[str, str]) -> Report:
     own = process(mpi, environ)
     try:
         everyone = [own] if mpi is None else mpi.COMM_WORLD.gather(own)
+        topology = _probe(lambda: _topology(mpi)) if mpi is not None else "one host: one process"
     except Exception as error:
-        everyone = [own | {"gathering_failed": _reason(error)}]
+        everyone = [own]
+        topology = f"unknown: {_reason(error)}"
     if everyone is None:
         return {}
     hosts = hosts_seen(everyone)
@@ -148,7 +151,8 @@ def gather(mpi: Any, why_no_mpi: str, environ: Mapping[str, str]) -> Report:
         "cores": cores_seen(everyone),
         "gpu": gpus,
         "differences": differences(everyone),
-        "would_use": would_use(mpi, why_no_mpi, environ, everyone, hosts, gpus),
+        "would_use": would_use(mpi, why_no_mpi, environ, len(everyone), gpus)
+        | {"topology": topology},
     }
 
 
@@ -158,7 +162,7 @@ def process(mpi: Any, environ: Mapping[str, str]) -> Report:
     return {
         "rank": comm.rank if comm is not None else 0,
         "pid": os.getpid(),
-        "xmesh": version(),
+        "xmesh": __version__,
         "python": platform.python_version(),
         "executable": sys.executable,
         "numpy": _probe(lambda: str(importlib.import_module("numpy").__version__)),
@@ -259,43 +263,41 @@ def differences(everyone: Sequence[Report]) -> list[str]:
 
 
 def would_use(
-    mpi: Any,
-    why_no_mpi: str,
-    environ: Mapping[str, str],
-    everyone: Sequence[Report],
-    hosts: Report,
-    gpus: Report,
+    mpi: Any, why_no_mpi: str, environ: Mapping[str, str], ranks: int, gpus: Report
 ) -> Report:
-    """What "auto" comes to here, and why."""
-    count = len(everyone)
+    """What "auto" comes to here for host and for device memory, and why."""
     if mpi is None:
         transport = f"loopback, all ranks in this process: {why_no_mpi}"
-    elif count == 1 and any(environ.get(name, "1") != "1" for name in _SIZE_VARIABLES):
+    elif ranks == 1 and any(environ.get(name, "1") != "1" for name in _SIZE_VARIABLES):
         transport = (
             "mpi with one rank: the launcher started several, but they found no common world; "
             "it is of another MPI than mpi4py's"
         )
-    elif count == 1:
+    elif ranks == 1:
         transport = "mpi with one rank: this process was not started by mpiexec -n N or srun"
     else:
-        transport = f"mpi: {count} ranks in MPI_COMM_WORLD"
+        transport = f"mpi: {ranks} ranks in MPI_COMM_WORLD"
     if not gpus["devices"]:
         device = "none: no GPU is visible here"
+    elif "nccl" not in TRANSPORTS:
+        device = "none: this version moves host memory only, so copy arrays to the host first"
     elif isinstance(gpus["cupy"], str):
         device = f"none: {gpus['cupy']}"
     elif isinstance(gpus["nccl"], dict) or gpus["nccl"].startswith("lib"):
         device = "nccl: CuPy and NCCL are installed"
-    elif gpus["cuda_aware_mpi"] is True:
-        device = "mpi on device memory: the MPI library says that it is CUDA-aware"
     else:
-        device = "mpi through host memory: neither NCCL nor a CUDA-aware MPI was found"
-    if isinstance(hosts["slurm"], list):
-        topology = "Slurm's variables: they name the host of every rank"
-    elif mpi is not None:
-        topology = f"MPI's shared-memory split (Slurm: {hosts['slurm']})"
-    else:
-        topology = "one host: there is one process"
-    return {"transport": transport, "device_arrays": device, "topology": topology}
+        device = f"none: NCCL: {gpus['nccl']}"
+    return {"transport": transport, "device_arrays": device}
+
+
+def _topology(mpi: Any) -> str:
+    # Collective, as a World's own look is: it is the one that counts.
+    from xmesh.world import discover
+
+    topology, source = discover(mpi.COMM_WORLD)
+    if source == "slurm":
+        return f"{topology}, from Slurm's variables: MPI sees one host only"
+    return f"{topology}, from MPI: ranks that can share memory are on one host"
 
 
 def _shared_memory_leader(mpi: Any) -> Any:

@@ -172,9 +172,10 @@ class Plan:
 
     def to_json(self) -> str:
         """The plan as JSON text; ``Plan.from_json`` gives an equal plan back."""
-        return json.dumps(self._data(), sort_keys=True, separators=(",", ":"))
+        return json.dumps(self.fields(), sort_keys=True, separators=(",", ":"))
 
-    def _data(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, Any]:
+        """What makes the plan what it is, as plain data by name; ``to_json`` writes it."""
         return {
             "xmesh_plan": _FORMAT,
             "src": self.src.to_json(),

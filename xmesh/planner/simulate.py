@@ -123,7 +123,7 @@ class _Run:
             sizes = [sum(box.volume for box in chunk) for chunk in transfer.chunks]
             base = len(self.pair)
             # Sorted by chunk alone: within a chunk as posted.
-            by_chunk = sorted(range(len(found)), key=lambda i: found[i][0])
+            by_chunk = sorted(range(len(found)), key=lambda i: (found[i][1] != transfer.sender, found[i][0]))
             number = [0] * len(found)
             for place, i in enumerate(by_chunk):
                 chunk, rank, peer = found[i]

@@ -254,7 +254,8 @@ def chain_chunks(shape: Shape) -> int:
     # The hops inside a host are cheap; weigh them by what they cost against one over the NIC.
     weight = min(1.0, shape.intra_byte_s / shape.byte_s)
     fill = (shape.hosts - 1) + (shape.receivers - shape.hosts) * weight
-    return max(1, min(128, round(math.sqrt(max(fill, weight) * copy_s / shape.latency_s))))
+    best = math.sqrt(max(fill, weight) * copy_s / shape.latency_s)
+    return max(1, round(min(128.0, best)))
 
 
 def best_form(strategy: str, shape: Shape) -> tuple[str, float, int]:

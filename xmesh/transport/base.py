@@ -50,7 +50,7 @@ class Endpoint(Protocol):
     def completed(self, handles: Sequence[Handle]) -> list[tuple[int, int]]:
         """Which messages are complete since the last look: (index, bytes received or -1)."""
 
-    def abandon(self, handles: Sequence[Handle]) -> None:
+    def abandon(self, receives: Sequence[Handle], sends: Sequence[Handle]) -> None:
         """Give up on messages after a failure: receives are cancelled, buffers kept alive."""
 
     def release(self) -> None:

@@ -117,11 +117,11 @@ class LoopbackEndpoint:
         """Which messages are complete."""
         return [(i, handle.nbytes) for i, handle in enumerate(handles) if handle.done]
 
-    def abandon(self, handles: Sequence[_Message]) -> None:
+    def abandon(self, receives: Sequence[_Message], sends: Sequence[_Message]) -> None:
         """Take unmatched messages out of their queues."""
         for queue in self._group._queues.values():
             for waiting in (queue.sends, queue.receives):
-                for handle in handles:
+                for handle in (*receives, *sends):
                     if handle in waiting:
                         waiting.remove(handle)
 

@@ -157,16 +157,14 @@ class _Messages:
             (i, status.Get_count(MPI.BYTE)) for i, status in zip(indices, statuses, strict=False)
         ]
 
-    def abandon(self, handles: Sequence[MPI.Request]) -> None:
-        """Cancel what can be cancelled; keep the rest, and its buffers, as long as MPI runs."""
+    def abandon(self, receives: Sequence[MPI.Request], sends: Sequence[MPI.Request]) -> None:
+        """Cancel receives; keep what is unfinished, and its buffers, as long as MPI runs."""
+        for request in receives:
+            request.Cancel()
+        # Sends are left alone: MPI-4 deprecates cancelling them, and MPICH 5.0 crashes on it.
+        unfinished = [request for request in (*receives, *sends) if not request.Test()]
         kept: Any = self._comm.Get_attr(_abandoned_key()) or []
-        for request in handles:
-            if request != MPI.REQUEST_NULL:
-                request.Cancel()
-                # A cancelled receive completes at once; of a send nobody knows when.
-                if not request.Test():
-                    kept.append(request)
-        self._comm.Set_attr(_abandoned_key(), kept)
+        self._comm.Set_attr(_abandoned_key(), kept + unfinished)
 
     def release(self) -> None:
         """Nothing to free."""
@@ -204,9 +202,9 @@ class MpiEndpoint(_Messages):
         """MPI's processor name."""
         return self._host_names[self._numbers[rank]]
 
-    def abandon(self, handles: Sequence[MPI.Request]) -> None:
+    def abandon(self, receives: Sequence[MPI.Request], sends: Sequence[MPI.Request]) -> None:
         """After this, the group needs a new communicator: stray messages may still arrive here."""
-        super().abandon(handles)
+        super().abandon(receives, sends)
         self.broken = True
         self._forget(self)
 
