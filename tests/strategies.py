@@ -20,9 +20,13 @@ RANK_BOUND = 16
 AXIS_NAMES = ("dp", "tp", "pp", "ep", "cp", "sp")
 
 
-def shapes(max_ndim: int = 5, max_extent: int = 7) -> st.SearchStrategy[tuple[int, ...]]:
-    """Array shapes of 0 to ``max_ndim`` dimensions; extents of 0 and 1 among them."""
-    return st.lists(st.integers(0, max_extent), max_size=max_ndim).map(tuple)
+@st.composite
+def shapes(draw: st.DrawFn, max_ndim: int = 5, max_extent: int = 7) -> tuple[int, ...]:
+    """Array shapes of 0 to ``max_ndim`` dimensions; an extent of 0 in some of them only."""
+    # A list by itself would be short in most draws; these take every number of dimensions alike.
+    ndim = draw(st.integers(0, max_ndim))
+    smallest = draw(st.sampled_from((1, 0, 1)))
+    return tuple(draw(st.integers(smallest, max_extent)) for _ in range(ndim))
 
 
 @st.composite
@@ -36,8 +40,10 @@ def meshes(
     """A mesh of some of ``ranks``, in any order; ``named``: with axis names, without, or either."""
     left = min(max_ranks, len(ranks))
     shape: list[int] = []
-    for _ in range(draw(st.integers(1, max_axes))):
-        shape.append(draw(st.integers(1, left)))
+    num_axes = draw(st.integers(1, max_axes))
+    for _ in range(num_axes):
+        # Of several axes none may eat up all ranks, or hardly a mesh would be more than a row.
+        shape.append(draw(st.integers(1, left if num_axes == 1 else min(left, 4))))
         left //= shape[-1]
     order = draw(st.permutations(ranks))
     nested: list[object] = list(order)

@@ -82,13 +82,15 @@ def test_boxes_sort_by_start_and_print_as_slices():
     assert len({Box((0,), (1,)), Box((0,), (1,))}) == 1
 
 
-@pytest.mark.parametrize(("start", "stop"), [((0, 0), (1,)), ((2,), (1,)), ((-1,), (1,))])
+@pytest.mark.parametrize(
+    ("start", "stop"), [((0, 0), (1,)), ((2,), (1,)), ((-1,), (1,)), ((1.5,), (2,))]
+)
 def test_error_text(start, stop):
     with pytest.raises(LayoutError) as caught:
         Box(start, stop)
     assert str(caught.value) == (
         "a box needs 0 <= start <= stop in every dimension\n"
         f"  values:  start={start} stop={stop}\n"
-        "  remedy:  give as many starts as stops, each start at most its stop"
+        "  remedy:  give as many starts as stops, integers, each start at most its stop"
     )
     assert isinstance(caught.value, XmeshError)

@@ -168,6 +168,11 @@ def test_several_axes_cut_by_the_flattened_index():
     layout = Layout(mesh, "S01", (5,))
     assert [layout.local_shape(rank) for rank in range(4)] == [(2,), (2,), (1,), (0,)]
     layout = Layout(mesh, "S10", (5,))
+    assert list(layout.holders.items()) == [
+        (Box((0,), (2,)), (0,)),
+        (Box((2,), (4,)), (2,)),
+        (Box((4,), (5,)), (1,)),
+    ]
     assert [layout.local_shape(rank) for rank in range(4)] == [(2,), (1,), (2,), (0,)]
     layout = Layout(mesh, "S01", (5,), uneven="balanced")
     assert [layout.local_shape(rank) for rank in range(4)] == [(2,), (1,), (1,), (1,)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -27,16 +28,22 @@ class Box:
     stop: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "start", tuple(int(i) for i in self.start))
-        object.__setattr__(self, "stop", tuple(int(i) for i in self.stop))
-        if len(self.start) != len(self.stop) or any(
-            not 0 <= a <= b for a, b in zip(self.start, self.stop, strict=True)
+        try:
+            object.__setattr__(self, "start", tuple(map(operator.index, self.start)))
+            object.__setattr__(self, "stop", tuple(map(operator.index, self.stop)))
+            whole = True
+        except TypeError:
+            whole = False
+        if (
+            not whole
+            or len(self.start) != len(self.stop)
+            or any(not 0 <= a <= b for a, b in zip(self.start, self.stop, strict=True))
         ):
             raise LayoutError(
                 explain(
                     "a box needs 0 <= start <= stop in every dimension",
                     values=f"start={self.start} stop={self.stop}",
-                    remedy="give as many starts as stops, each start at most its stop",
+                    remedy="give as many starts as stops, integers, each start at most its stop",
                 )
             )
 

@@ -89,7 +89,10 @@ def reshard(
     endpoint, verdict = connect(context, members, record, timeout_s, f"tensor {name!r}")
     try:
         if topology is None:
-            topology = Topology({r: endpoint.host_name(r) for r in ranks})
+            # Ranks that take no part need a host too: any will do that all ranks agree on.
+            topology = Topology(
+                [endpoint.host_name(r) if r in ranks else f"rank {r}" for r in range(ranks[-1] + 1)]
+            )
         made = plan(
             src, dst, _known(verdict.dtype, name), topology, strategy, scheduler, seed, name=name
         )

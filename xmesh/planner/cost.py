@@ -46,6 +46,8 @@ class CostModel:
                         remedy="give bandwidths in bytes per second and latencies in seconds",
                     )
                 )
+            # One value, one text: plans are compared by their JSON.
+            object.__setattr__(self, field.name, float(value))
 
     def bandwidth_Bps(self, topology: Topology, nic: int) -> float:
         """Bytes per second of one NIC."""
@@ -73,5 +75,23 @@ class CostModel:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CostModel:
-        """Inverse of ``to_json``."""
+        """Inverse of ``to_json``; fields that are left out keep their defaults.
+
+        Raises:
+            PlanError: an unknown field, or a value that is no number.
+        """
+        known = [field.name for field in fields(cls)]
+        wrong = {
+            name: value
+            for name, value in data.items()
+            if name not in known or not isinstance(value, (int, float))
+        }
+        if wrong:
+            raise PlanError(
+                explain(
+                    f"a cost model has the fields {', '.join(known)}, all numbers",
+                    values=", ".join(f"{name}={value!r}" for name, value in wrong.items()),
+                    remedy="correct the fields, or leave them out for their defaults",
+                )
+            )
         return cls(**data)

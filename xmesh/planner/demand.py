@@ -184,7 +184,5 @@ def predicted_s(
     strategy: str, demand: Demand, itemsize: int, topology: Topology, cost: CostModel
 ) -> float:
     """Seconds of one demand alone, latencies included; "broadcast" takes its better form."""
-    shape = shape_of(
-        demand.volume * itemsize, demand.senders[0], demand.receivers, topology, cost
-    )
+    shape = shape_of(demand.volume * itemsize, demand.senders[0], demand.receivers, topology, cost)
     return best_form(strategy, shape)[1]

@@ -7,11 +7,9 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from xmesh.planner.demand import occupied_s, ports_of
 from xmesh.planner.plans import Plan
 from xmesh.planner.rotation import RotatedTransfers
-from xmesh.planner.schedule import Decision, Job, run
-from xmesh.planner.strategy import hops_of, hosts_of, shape_of
+from xmesh.planner.strategy import hops_of, hosts_of
 from xmesh.planner.transfer import Transfer
 from xmesh.topology import Topology
 
@@ -115,7 +113,12 @@ def _ends(plan: Plan) -> list[str]:
     ratio = (
         f"{plan.makespan_s / bound_s:.3f} times the lower bound" if bound_s else "nothing to move"
     )
+    lines = []
+    if any(transfer.strategy == "tree" for transfer in plan.table.all()):
+        # Said, since the table of hosts shows it: the model leaves it out along with latencies.
+        lines = ["  trees       small boxes go by tree, whose root sends them several times"]
     return [
+        *lines,
         f"  makespan    {seconds_text(plan.makespan_s)}, {ratio}",
         f"  lower bound {seconds_text(bound_s)}",
     ]
@@ -136,7 +139,7 @@ def _transfer_table(plan: Plan, transfers: Sequence[Transfer]) -> list[str]:
             seconds_text(start_s),
         )
         for index, (transfer, start_s) in enumerate(
-            zip(shown, _starts_s(plan, transfers), strict=False)
+            zip(shown, plan.schedule.starts_s, strict=False)
         )
     ]
     header = ("#", "box", "bytes", "from", "to", "form", "chunks", "start")
@@ -165,17 +168,6 @@ def _host_table(plan: Plan) -> list[str]:
     ]
     header = ("host", "ranks", "sent", "of bound", "received", "of bound")
     return table_lines(header, rows, "<<>>>>", len(traffic))
-
-
-def _starts_s(plan: Plan, transfers: Sequence[Transfer]) -> tuple[float, ...]:
-    """Start of each transfer under the model of ``Plan.makespan_s``."""
-    jobs = []
-    for transfer in transfers:
-        ends = (transfer.sender, transfer.receivers, plan.topology)
-        port, receiving = ports_of(*ends)
-        shape = shape_of(transfer.volume * plan.itemsize, *ends, plan.cost)
-        jobs.append(Job((port,), receiving, (occupied_s(transfer.strategy, shape),)))
-    return run(jobs, [Decision(i, 0) for i in range(len(jobs))]).starts_s
 
 
 def _crosses(transfer: Transfer, topology: Topology) -> bool:

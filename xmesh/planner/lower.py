@@ -34,11 +34,17 @@ def make_transfer(
     volume = demand.volume
     shape = shape_of(volume * itemsize, sender, demand.receivers, topology, cost)
     form, _, chunks = best_form(strategy, shape)
+    # Relaying starts with the hosts after the sender's: where meshes overlap, and every host both
+    # sends and relays, each then relays about as much as the others.
+    home = topology.host(sender)
+    receivers = sorted(
+        demand.receivers, key=lambda rank: (topology.host(rank) - home) % topology.num_hosts
+    )
     return Transfer(
         order=order,
         boxes=demand.boxes,
         sender=sender,
-        receivers=demand.receivers,
+        receivers=tuple(receivers),
         strategy=form,
         chunk_volume=max(1, min(chunk_volume, -(-volume // chunks))),
     )

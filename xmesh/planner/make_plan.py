@@ -90,13 +90,9 @@ def plan(
     table: TransferTable
     if streams.count(SEARCH_LIMIT) > SEARCH_LIMIT:
         chosen, optimal = ("broadcast" if strategy == "auto" else strategy), False
-        table = RotatedTransfers(
-            streams, chosen, element.itemsize, topology, cost, chunk_volume
-        )
+        table = RotatedTransfers(streams, chosen, element.itemsize, topology, cost, chunk_volume)
     else:
-        planner = _Planner(
-            streams, element.itemsize, topology, cost, chunk_volume, scheduler, seed
-        )
+        planner = _Planner(streams, element.itemsize, topology, cost, chunk_volume, scheduler, seed)
         chosen, transfers, optimal = planner.search(strategy)
         table = ListedTransfers(tuple(transfers))
     return Plan(

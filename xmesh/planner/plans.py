@@ -18,7 +18,7 @@ from xmesh.layout import Layout
 from xmesh.planner.bound import lower_bound_s
 from xmesh.planner.cost import CostModel
 from xmesh.planner.demand import occupied_s, ports_of
-from xmesh.planner.schedule import Decision, Job, run
+from xmesh.planner.schedule import Decision, Job, Schedule, run
 from xmesh.planner.strategy import ops_of, shape_of
 from xmesh.planner.transfer import Op, Transfer
 from xmesh.planner.unit_task import Streams, UnitTask
@@ -145,13 +145,18 @@ class Plan:
             ops += ops_of(transfer, self.topology, rank)
         return tuple(ops)
 
-    @cached_property
+    @property
     def makespan_s(self) -> float:
         """End of the last transfer under the paper's model (eq. 1-4), in seconds.
 
         Transfers take whole NICs, one at a time on each side, and latencies are left out; see
         ``xmesh.planner.simulate`` for a prediction of each message.
         """
+        return self.schedule.makespan_s
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """Starts of all transfers under the model of ``makespan_s``."""
         jobs = []
         for transfer in self.table.all():
             port, receiving = ports_of(transfer.sender, transfer.receivers, self.topology)
@@ -163,7 +168,7 @@ class Plan:
                 self.cost,
             )
             jobs.append(Job((port,), receiving, (occupied_s(transfer.strategy, shape),)))
-        return run(jobs, [Decision(i, 0) for i in range(len(jobs))]).makespan_s
+        return run(jobs, [Decision(i, 0) for i in range(len(jobs))], self.optimal)
 
     @cached_property
     def lower_bound_s(self) -> float:

@@ -1,13 +1,14 @@
 """Transfers by rule, for plans with too many unit tasks to search or even to list.
 
-Round r moves the streams from source group i to destination group (i + r) mod n: in each round
-every group sends to one other and receives from one other, which is balanced for the regular
-patterns that reach such sizes. Any rank finds its own transfers without looking at the rest.
+Two rotations, one inside the other: in each outer round every source host sends to one destination
+host and every destination host receives from one, and within it the same holds for groups of ranks.
+That is balanced for the regular patterns that reach such sizes. Any rank finds its own transfers
+without looking at the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -50,6 +51,10 @@ class RotatedTransfers:
         self._cost = cost
         self._chunk_volume = chunk_volume
         self._width = max(len(streams.src.group_ranks), len(streams.dst.group_ranks), 1)
+        # Each side numbers its own hosts: with one numbering disjoint meshes would idle in rounds.
+        self._source_place = _places(streams.src.group_ranks, topology)
+        self._destination_place = _places(streams.dst.group_ranks, topology)
+        self._host_width = max(len(self._source_place), len(self._destination_place), 1)
 
     def all(self) -> Iterator[Transfer]:
         """Every transfer, in order."""
@@ -81,11 +86,20 @@ class RotatedTransfers:
     def _of_stream(self, stream: Stream) -> Iterator[Transfer]:
         for demand in demands_of(stream, self._topology):
             source, destination, *rest = demand.key
-            order = ((destination - source) % self._width, source, destination, *rest)
+            sender = self._sender(demand)
+            from_place = self._source_place[self._topology.host(sender)]
+            to_place = self._destination_place[self._topology.host(demand.receivers[0])]
+            order = (
+                (to_place - from_place) % self._host_width,
+                (destination - source) % self._width,
+                source,
+                destination,
+                *rest,
+            )
             yield make_transfer(
                 order,
                 demand,
-                self._sender(demand),
+                sender,
                 self._strategy,
                 self._itemsize,
                 self._topology,
@@ -99,3 +113,9 @@ class RotatedTransfers:
         source, destination = demand.key[:2]
         mixed = (source * 0x9E3779B1 + destination * 0x85EBCA77) & 0xFFFFFFFF
         return demand.senders[(mixed >> 8) % len(demand.senders)]
+
+
+def _places(groups: Sequence[tuple[int, ...]], topology: Topology) -> dict[int, int]:
+    """Host -> its place among the hosts of one side."""
+    hosts = sorted({topology.host(rank) for ranks in groups for rank in ranks})
+    return {host: place for place, host in enumerate(hosts)}

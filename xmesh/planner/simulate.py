@@ -8,7 +8,8 @@ A message is one chunk on its way from one rank to another. Its rules:
   bytes over the slower one's bandwidth, and nobody else uses those two meanwhile; NICs are full
   duplex. Inside a host it takes the two ranks in the same way, at the memory's bandwidth.
 - It arrives one latency after it left; the ports are free before that.
-- Of all messages that could start, the first in the plan's order does: by transfer, then by chunk.
+- Of all messages that could start, the first in the plan's order does: by transfer; within one,
+  what its sender sends before what relays pass on; then by chunk.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class _Run:
         self.end_s = [0.0] * len(self.pair)
 
     def _read(self, plan: Plan) -> None:
-        """Messages of all transfers, numbered by transfer, then by chunk, then as posted."""
+        """Messages of all transfers, numbered in the order in which they take free ports."""
         for t, transfer in enumerate(plan.transfers()):
             found = []
             for rank in transfer.ranks:
@@ -122,10 +123,13 @@ class _Run:
                         found += [(chunk, rank, peer) for chunk in range(first, last)]
             sizes = [sum(box.volume for box in chunk) for chunk in transfer.chunks]
             base = len(self.pair)
-            # Sorted by chunk alone: within a chunk as posted.
-            by_chunk = sorted(range(len(found)), key=lambda i: (found[i][1] != transfer.sender, found[i][0]))
+            # Relays last: were they first, a ring over all receivers would keep the sender waiting,
+            # and everybody else with it. What compares equal stays as posted.
+            in_order = sorted(
+                range(len(found)), key=lambda i: (found[i][1] != transfer.sender, found[i][0])
+            )
             number = [0] * len(found)
-            for place, i in enumerate(by_chunk):
+            for place, i in enumerate(in_order):
                 chunk, rank, peer = found[i]
                 number[i] = base + place
                 self.order.append(transfer.order)
