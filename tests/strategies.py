@@ -7,7 +7,7 @@ element by element.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise, product
+from itertools import combinations, pairwise, product
 
 from hypothesis import strategies as st
 
@@ -87,7 +87,8 @@ def explicit_layouts(
 ) -> Layout:
     """Explicit boxes that cover ``shape``: cells of a random grid, each held by one to three ranks.
 
-    A rank may hold several cells (cyclic layouts are among these) or none.
+    A rank may hold several cells (cyclic layouts are among these) or none. Some ranks have a halo
+    around their cells, so that boxes of different ranks overlap.
     """
     cuts = []
     for extent in shape:
@@ -99,7 +100,19 @@ def explicit_layouts(
         box = Box(tuple(a for a, _ in cell), tuple(b for _, b in cell))
         for rank in draw(st.sets(st.sampled_from(members), min_size=1, max_size=3)):
             boxes[rank].append(box)
+    for rank in draw(st.sets(st.sampled_from(members))):
+        grown = [_grown(box, shape, draw(st.integers(0, 2))) for box in boxes[rank]]
+        if not any(a.intersect(b) for a, b in combinations(grown, 2)):
+            boxes[rank] = grown
     return Layout.from_boxes(boxes, shape)
+
+
+def _grown(box: Box, shape: tuple[int, ...], width: int) -> Box:
+    """The box with a halo, within the array."""
+    return Box(
+        tuple(max(0, a - width) for a in box.start),
+        tuple(min(n, b + width) for b, n in zip(box.stop, shape, strict=True)),
+    )
 
 
 @st.composite

@@ -58,7 +58,7 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
     if dtype.fields is not None or dtype.subdtype is not None:
         return json.dumps(npy_format.dtype_to_descr(dtype))
     # NumPy writes dtypes of other packages as raw bytes ("<V2"); their own name tells them apart.
-    return dtype.str if dtype.isbuiltin == 1 or dtype.type is np.void else dtype.name
+    return dtype.str if dtype.type.__module__ == "numpy" else dtype.name
 
 
 def named_dtype(name: str) -> np.dtype[Any]:

@@ -112,7 +112,9 @@ class Topology:
         Raises:
             TopologyError: no such rank.
         """
-        self.require((rank,))
+        # Asked for every message of a plan, so the full check only runs to word its error.
+        if not 0 <= rank < len(self.host_of_rank):
+            self.require((rank,))
         return self.host_of_rank[rank]
 
     def host_name(self, rank: int) -> str:
@@ -129,7 +131,8 @@ class Topology:
         Raises:
             TopologyError: no such rank.
         """
-        self.require((rank,))
+        if not 0 <= rank < len(self.host_of_rank):
+            self.require((rank,))
         return self._nic_of_rank[rank]
 
     def nic_host(self, nic: int) -> int:

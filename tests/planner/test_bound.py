@@ -80,7 +80,8 @@ def bound_s(made: Plan) -> float:
 )
 def test_the_bound_is_what_a_look_at_every_element_gives(pair, ranks_per_host, nics, memory):
     topology = Topology.uniform(16, ranks_per_host, nics)
-    made = plan(*pair, "int16", topology, scheduler="naive", cost=CostModel(2.0, 0, memory, 0))
+    src, dst = pair
+    made = plan(src, dst, "int16", topology, scheduler="naive", cost=CostModel(2.0, 0, memory, 0))
     assert made.lower_bound_s == pytest.approx(bound_s(made), rel=1e-9)
 
 

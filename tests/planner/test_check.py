@@ -27,7 +27,8 @@ from xmesh.topology import Topology
 def test_what_is_planned_is_sound(strategy, scheduler, pair, data):
     ranks_per_host = data.draw(st.integers(1, 16))
     made = plan(
-        *pair,
+        pair[0],
+        pair[1],
         data.draw(st.sampled_from(("int8", "complex128"))),
         Topology.uniform(16, ranks_per_host, data.draw(st.integers(1, ranks_per_host))),
         strategy=strategy,
@@ -56,7 +57,7 @@ def with_transfers(made: Plan, transfers) -> Plan:
     return dataclasses.replace(made, table=ListedTransfers(tuple(transfers)))
 
 
-def edited(edit: Callable[[list[Transfer]], None]) -> Plan:
+def edited(edit: Callable[[list[Transfer]], object]) -> Plan:
     """The plan with its transfers, that inside the host first, changed by ``edit``."""
     transfers = sorted(sound().transfers(), key=lambda transfer: transfer.sender)
     edit(transfers)

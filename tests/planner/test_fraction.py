@@ -65,7 +65,9 @@ def test_nothing_to_send_takes_no_time():
 
 
 def test_free_choice_evens_out_and_a_forced_sender_gets_less_of_the_rest():
-    assert balance({(0, 1): 100}, {0: 1.0, 1: 3.0}) == (25.0, {((0, 1), 0): 25, ((0, 1), 1): 75})
+    seconds, flow = balance({(0, 1): 100}, {0: 1.0, 1: 3.0})
+    assert seconds == 25.0
+    assert flow == {((0, 1), 0): 25, ((0, 1), 1): 75}
     seconds, flow = balance({(0,): 60, (0, 1): 100}, {0: 1.0, 1: 1.0})
     assert seconds == 80.0
     assert flow == {((0,), 0): 60, ((0, 1), 0): 20, ((0, 1), 1): 80}

@@ -57,7 +57,7 @@ def test_jobs_that_share_a_side_of_a_port_do_not_overlap_and_none_waits_for_noth
     random.shuffle(order)
     schedule = run(jobs, order)
     assert schedule.decisions == tuple(order)
-    done: list[tuple[set, float]] = []
+    done: list[tuple[set[tuple[str, int]], float]] = []
     for decision, start in zip(schedule.decisions, schedule.starts_s, strict=True):
         taken = sides(jobs[decision.job], decision.candidate)
         # In order, so it starts when the last of those before it with a common side has ended.

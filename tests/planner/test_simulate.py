@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -25,12 +26,16 @@ NICS_ONLY = CostModel(1.0, 0.0, 1e15, 0.0)
 def broadcast_plan(hosts: int, per_host: int, strategy: str, nbytes: int, **options) -> Plan:
     """Rank 0, alone on its host, to ``hosts`` hosts of ``per_host`` ranks that need everything."""
     n = hosts * per_host
-    topology = Topology([0, *(1 + rank // per_host for rank in range(n))])
+    settings: dict[str, Any] = {
+        "dtype": "int8",
+        "topology": Topology([0, *(1 + rank // per_host for rank in range(n))]),
+        "strategy": strategy,
+        "cost": NICS_ONLY,
+    }
     return plan(
         Layout(DeviceMesh([0]), "R", (nbytes,)),
         Layout(DeviceMesh.arange((n,), start=1), "R", (nbytes,)),
-        **{"dtype": "int8", "topology": topology, "strategy": strategy, "cost": NICS_ONLY}
-        | options,
+        **settings | options,
     )
 
 
@@ -114,13 +119,30 @@ def test_of_the_messages_that_could_start_the_first_in_order_does():
     assert [(m.order, m.start_s) for m in found] == [((0,), 0), ((2,), 0), ((1,), 2)]
 
 
+def test_messages_between_two_ranks_keep_their_order():
+    # Rank 1 has its own half for rank 2 at once, but the half that it relays was posted first.
+    src = Layout(DeviceMesh([0, 1]), "S0", (8,))
+    needs = {1: [Box((0,), (8,))], 2: [Box((0,), (8,))]}
+    rows = [
+        Transfer((0,), span(0, 4), 0, (1, 2), "chain", 4),
+        Transfer((1,), span(4, 8), 1, (2,), "chain", 4),
+    ]
+    dst = Layout.from_boxes(needs, (8,))
+    found = simulate(listed(src, dst, Topology.one_rank_per_host(3), rows)).messages
+    assert [(m.source, m.order, m.start_s) for m in found] == [
+        (0, (0,), 0),
+        (1, (0,), 4),
+        (1, (1,), 8),
+    ]
+
+
 def test_nics_are_full_duplex_and_shared_by_the_ranks_of_a_host():
     src = Layout(DeviceMesh([0, 1, 2, 3]), "S0", (8,))
     swapped = Layout(DeviceMesh([2, 3, 0, 1]), "S0", (8,))
     made = plan(src, swapped, "int8", Topology.uniform(4, 2), strategy="send_recv", cost=NICS_ONLY)
     run = simulate(made)
     assert run.makespan_s == 4
-    assert run.nic_out_busy_s == run.nic_in_busy_s == (4, 4)
+    assert [run.nic_out_busy_s, run.nic_in_busy_s] == [(4, 4)] * 2
     two_nics = Topology.uniform(4, 2, nics_per_host=2)
     made = plan(src, swapped, "int8", two_nics, strategy="send_recv", cost=NICS_ONLY)
     assert simulate(made).makespan_s == 2

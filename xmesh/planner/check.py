@@ -15,10 +15,10 @@ from typing import NoReturn
 
 from xmesh.box import Box
 from xmesh.errors import PlanError, explain
+from xmesh.planner.cells import BoxIndex
 from xmesh.planner.plans import Plan
 from xmesh.planner.strategy import Hop, hops_of
 from xmesh.planner.transfer import Transfer
-from xmesh.planner.unit_task import BoxIndex
 from xmesh.topology import Topology
 
 Pair = tuple[int, int]

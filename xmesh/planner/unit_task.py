@@ -9,16 +9,14 @@ dimension; nothing here loops over pairs of ranks.
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 
 from xmesh.box import Box
 from xmesh.errors import PlanError, explain
 from xmesh.layout import Layout
+from xmesh.planner.cells import BoxIndex, disjoint_cells, uncovered
 
 
 @dataclass(frozen=True)
@@ -63,53 +61,12 @@ class Stream:
         return sum(box.volume for box in self.boxes)
 
 
-class BoxIndex:
-    """Distinct boxes, found by what they overlap.
-
-    Each dimension keeps its distinct intervals in order; a query bisects them and combines what it
-    found, so it costs what it returns when the boxes form a grid. Where they do not (explicit
-    layouts), it costs at most one pass over the boxes.
-    """
-
-    def __init__(self, boxes: Sequence[Box]) -> None:
-        self._boxes = tuple(boxes)
-        ndim = self._boxes[0].ndim if self._boxes else 0
-        self._intervals: list[list[tuple[int, int]]] = []
-        keys: list[list[int]] = []
-        for d in range(ndim):
-            spans = [(box.start[d], box.stop[d]) for box in self._boxes]
-            distinct = sorted(set(spans))
-            position = {span: i for i, span in enumerate(distinct)}
-            self._intervals.append(distinct)
-            keys.append([position[span] for span in spans])
-        self._starts = [[a for a, _ in spans] for spans in self._intervals]
-        self._stops = [[b for _, b in spans] for spans in self._intervals]
-        self._sorted_stops = [stops == sorted(stops) for stops in self._stops]
-        all_keys = zip(*keys, strict=True) if ndim else [()] * len(self._boxes)
-        self._by_key = {key: i for i, key in enumerate(all_keys)}
-
-    def overlapping(self, box: Box) -> list[int]:
-        """Indices of the boxes that share an element with ``box``, ascending."""
-        if not self._boxes:
-            return []
-        found: list[Sequence[int]] = []
-        for d, (starts, stops) in enumerate(zip(self._starts, self._stops, strict=True)):
-            end = bisect_left(starts, box.stop[d])
-            if self._sorted_stops[d]:
-                found.append(range(bisect_right(stops, box.start[d]), end))
-            else:
-                found.append([i for i in range(end) if stops[i] > box.start[d]])
-        if math.prod(map(len, found)) > len(self._boxes):
-            return [i for i, other in enumerate(self._boxes) if other.intersect(box)]
-        by_key = self._by_key
-        return sorted(by_key[key] for key in product(*found) if key in by_key)
-
-
 class _Side:
     """One layout as the planner sees it: distinct boxes, grouped by the set that holds them."""
 
     def __init__(self, layout: Layout) -> None:
-        holders = layout.holders
+        # Boxes of a spec are equal or disjoint; explicit ones may overlap, as with halos.
+        holders = layout.holders if layout.mesh is not None else disjoint_cells(layout.holders)
         self.cells: tuple[Box, ...] = tuple(holders)
         self.cell_ranks: tuple[tuple[int, ...], ...] = tuple(holders.values())
         by_ranks: dict[tuple[int, ...], list[int]] = {}
@@ -141,8 +98,8 @@ class Streams:
         dst: layout that needs it; same shape.
 
     Raises:
-        PlanError: the shapes differ, source boxes overlap without being equal, or an element
-            that a destination needs is held by no source rank (the gap and the ranks are named).
+        PlanError: the shapes differ, or an element that a destination needs is held by no source
+            rank (the gap and the ranks are named).
     """
 
     def __init__(self, src: Layout, dst: Layout) -> None:
@@ -161,20 +118,9 @@ class Streams:
             self._require_whole_source()
 
     def _require_whole_source(self) -> None:
-        for i, box in enumerate(self.src.cells):
-            for j in self.src.index.overlapping(box):
-                if j != i:
-                    raise PlanError(
-                        explain(
-                            "source boxes must be equal or disjoint",
-                            values=f"{box} on ranks {self.src.cell_ranks[i]} overlaps "
-                            f"{self.src.cells[j]} on ranks {self.src.cell_ranks[j]}",
-                            remedy="cut the boxes at each other's borders",
-                        )
-                    )
         for j, box in enumerate(self.dst.cells):
             parts = [p for i in self.src.index.overlapping(box) if (p := self._part(i, j))]
-            missing = _uncovered(box, parts)
+            missing = uncovered(box, parts)
             if missing is not None:
                 raise PlanError(
                     explain(
@@ -249,27 +195,3 @@ class Streams:
     def _stream(self, source: int, destination: int, boxes: list[Box]) -> Stream:
         senders, receivers = self.src.group_ranks[source], self.dst.group_ranks[destination]
         return Stream(source, destination, tuple(boxes), senders, receivers)
-
-
-def _uncovered(box: Box, parts: Sequence[Box]) -> Box | None:
-    """Some region of ``box`` that no part covers, or None."""
-    rest = [box]
-    for part in parts:
-        rest = [piece for region in rest for piece in _subtract(region, part)]
-    return rest[0] if rest else None
-
-
-def _subtract(box: Box, hole: Box) -> list[Box]:
-    """What is left of ``box`` without ``hole``, as disjoint boxes."""
-    common = box.intersect(hole)
-    if common is None:
-        return [box]
-    pieces = []
-    start, stop = list(box.start), list(box.stop)
-    for d in range(box.ndim):
-        if start[d] < common.start[d]:
-            pieces.append(Box(tuple(start), (*stop[:d], common.start[d], *stop[d + 1 :])))
-        if common.stop[d] < stop[d]:
-            pieces.append(Box((*start[:d], common.stop[d], *start[d + 1 :]), tuple(stop)))
-        start[d], stop[d] = common.start[d], common.stop[d]
-    return pieces
