@@ -13,21 +13,22 @@ from xmesh.box import Box
 from xmesh.dtypes import dtype_name
 from xmesh.errors import ArrayError, explain
 from xmesh.planner.plans import Plan
+from xmesh.program import Program
 
 
-def check_local(plan: Plan, rank: int, local: Any) -> list[NDArray[Any]]:
+def check_local(plan: Plan, program: Program, local: Any) -> list[NDArray[Any]]:
     """The source arrays of a rank, one for each box that it holds.
 
     Args:
         plan: says what the rank holds.
-        rank: whose argument it is.
+        program: of the rank whose argument it is.
         local: an array; a sequence of arrays where the rank holds several boxes; None on ranks
             that hold nothing.
 
     Raises:
         ArrayError: something else than that, or the wrong dtype or shape.
     """
-    boxes = plan.src.boxes(rank)
+    rank, boxes = program.rank, program.held
     if local is None and all(box.empty for box in boxes):
         return [np.empty(box.shape, plan.dtype) for box in boxes]
     if not boxes:
@@ -51,13 +52,13 @@ def check_local(plan: Plan, rank: int, local: Any) -> list[NDArray[Any]]:
     return _check(plan, rank, "local", local, boxes)
 
 
-def check_out(plan: Plan, rank: int, out: Any) -> list[NDArray[Any]]:
+def check_out(plan: Plan, program: Program, out: Any) -> list[NDArray[Any]]:
     """The destination arrays of a rank: those passed as ``out``, or new ones.
 
     Raises:
         ArrayError: wrong dtype or shape, not writable, or given on a rank that needs nothing.
     """
-    boxes = plan.dst.boxes(rank)
+    rank, boxes = program.rank, program.needed
     if out is None:
         return [np.empty(box.shape, plan.dtype) for box in boxes]
     if not boxes:
@@ -70,7 +71,16 @@ def check_out(plan: Plan, rank: int, out: Any) -> list[NDArray[Any]]:
             )
         )
     arrays = _check(plan, rank, "out", out, boxes)
-    for array in arrays:
+    for i, array in enumerate(arrays):
+        if any(_overlap(array, other) for other in arrays[:i]):
+            raise ArrayError(
+                explain(
+                    "arrays of out must not share memory with each other",
+                    values=f"array {i} of shape {array.shape} shares memory with one before it",
+                    context=_where(plan, rank),
+                    remedy="pass another array for each box, or leave out=None",
+                )
+            )
         if not array.flags.writeable:
             raise ArrayError(
                 explain(
@@ -93,7 +103,7 @@ def check_overlap(
     """
     for source in sources:
         for out in outs:
-            if source.size and out.size and np.may_share_memory(source, out):
+            if _overlap(source, out):
                 raise ArrayError(
                     explain(
                         "out must not share memory with local",
@@ -102,6 +112,17 @@ def check_overlap(
                         remedy="pass another buffer, or leave out=None",
                     )
                 )
+
+
+def _overlap(first: NDArray[Any], second: NDArray[Any]) -> bool:
+    """Some element is in both; also where that would take long to find out."""
+    if not (first.size and second.size and np.may_share_memory(first, second)):
+        return False
+    try:
+        # Two columns of one array lie in each other's bounds without sharing an element.
+        return np.shares_memory(first, second, max_work=10_000)
+    except RuntimeError:  # numpy.exceptions.TooHardError
+        return True
 
 
 def plain(arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
@@ -128,6 +149,15 @@ def _check(
         )
     arrays = []
     for item, box in zip(values, boxes, strict=True):
+        if what == "out" and isinstance(item, np.generic):
+            raise ArrayError(
+                explain(
+                    "out must be an array",
+                    values=f"{type(item).__name__}, a scalar that nothing can be written to",
+                    context=_where(plan, rank),
+                    remedy="pass an array of shape (), such as numpy.zeros((), dtype)",
+                )
+            )
         try:
             array = host_array(item, what)
         except ArrayError as error:

@@ -137,16 +137,13 @@ class Execution:
         self._copied = True
 
     def _views(self, regions: Sequence[Region], arrays: Sequence[NDArray[Any]]) -> list[Any]:
-        return [arrays[region.array][region.slices] for region in regions]
+        return [_view(region, arrays) for region in regions]
 
     def _copy(self) -> None:
         self._copied = True
         if self._sources is not None:
             for source, destination in self._program.copies:
-                np.copyto(
-                    self._destinations[destination.array][destination.slices],
-                    self._sources[source.array][source.slices],
-                )
+                np.copyto(_view(destination, self._destinations), _view(source, self._sources))
 
     def _complete(self) -> bool:
         finished = self._endpoint.completed([handle for _, _, handle in self._posted])
@@ -253,3 +250,10 @@ class Execution:
         if chunk.staged and chunk.buffer is not None:
             self._staging.give(chunk.buffer)
         chunk.buffer, chunk.staged = None, False
+
+
+def _view(region: Region, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """A region in place; the ellipsis keeps that of a scalar an array."""
+    index: Any = (*region.slices, ...)
+    view: NDArray[Any] = arrays[region.array][index]
+    return view

@@ -66,8 +66,8 @@ def reshard(
     """
     options = {"strategy": strategy, "scheduler": scheduler, "seed": seed, "name": name}
     if choose_transport(comm, transport) == "loopback":
-        arrays = list(local.values()) if isinstance(local, Mapping) else []
-        element = _dtype_name(dtype, arrays[0] if arrays else None)
+        arrays = tuple(local.values()) if isinstance(local, Mapping) else ()
+        element = _dtype_name(dtype, arrays, f"tensor {name!r}")
         made = plan(src, dst, _known(element, name), topology, strategy, scheduler, seed, name=name)
         with Resharder(made, transport="loopback", timeout_s=timeout_s) as resharder:
             return resharder(local, out)
@@ -82,7 +82,8 @@ def reshard(
     record = Record(rank, "layouts, topology and options", shared)
     try:
         require_ranks(context, ranks)
-        record = replace(record, dtype=_dtype_name(dtype, local))
+        where = f"rank {rank}, tensor {name!r}"
+        record = replace(record, dtype=_dtype_name(dtype, local, where))
     except XmeshError as error:
         record = Record.of_error(rank, error)
     members = tuple(r for r in ranks if r < context.comm.size)
@@ -102,11 +103,16 @@ def reshard(
         endpoint.release()
 
 
-def _dtype_name(dtype: Any, array: Any) -> str:
+def _dtype_name(dtype: Any, local: Any, where: str) -> str:
     """Name of the dtype that this rank knows of, or ""."""
     if dtype is not None:
         return dtype_name(as_dtype(dtype))
-    return "" if array is None else dtype_name(host_array(array, "local").dtype)
+    if isinstance(local, (list, tuple)):  # one array for each box
+        return next(filter(None, (_dtype_name(None, array, where) for array in local)), "")
+    try:
+        return "" if local is None else dtype_name(host_array(local, "local").dtype)
+    except ArrayError as error:
+        raise ArrayError(f"{error}\n  context: {where}") from None
 
 
 def _known(name: str, tensor: str) -> Any:

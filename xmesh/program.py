@@ -68,6 +68,8 @@ class Program:
 
     Attributes:
         rank: whose program it is.
+        held: boxes of its source arrays.
+        needed: boxes of its destination arrays.
         pieces: chunks that pass through this rank.
         receives: in posting order.
         sends: peer -> messages in posting order.
@@ -75,6 +77,8 @@ class Program:
     """
 
     rank: int
+    held: tuple[Box, ...]
+    needed: tuple[Box, ...]
     pieces: tuple[Piece, ...]
     receives: tuple[Message, ...]
     sends: dict[int, tuple[Message, ...]]
@@ -113,6 +117,8 @@ def compile_program(plan: Plan, rank: int) -> Program:
     )
     return Program(
         rank,
+        held,
+        needed,
         tuple(pieces),
         tuple(receives),
         {peer: tuple(messages) for peer, messages in sends.items()},

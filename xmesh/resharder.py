@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -132,11 +131,13 @@ class Resharder:
                     remedy="make a new Resharder on all ranks",
                 )
             )
-        if len(self._in_flight) >= CALLS_IN_FLIGHT:
+        # Calls may end out of order: what counts is the oldest, whose tag would be used again.
+        oldest = self._in_flight[0].call if self._in_flight else self._calls
+        if self._calls - oldest >= CALLS_IN_FLIGHT:
             raise TransportError(
                 explain(
                     f"at most {CALLS_IN_FLIGHT} calls of one resharder may be in flight",
-                    values=f"{len(self._in_flight)} are",
+                    values=f"call {oldest} is not over, and this is call {self._calls}",
                     context=f"tensor {self.plan.name!r}",
                     remedy="wait for the earlier requests first",
                 )
@@ -147,8 +148,8 @@ class Resharder:
             mine = _of_rank(local, member.rank) if loopback else local
             target = _of_rank(out, member.rank) if loopback else out
             parts.append(_Part(member, mine, target, self._calls, self._binding.first_tag))
+        request = Request(self, parts, self._calls)
         self._calls += 1
-        request = Request(self, parts)
         self._in_flight.append(request)
         self._binding.progress.active.append(request)
         request.step()
@@ -191,8 +192,9 @@ class Resharder:
 class Request:
     """One call under way; made by ``Resharder.start``."""
 
-    def __init__(self, resharder: Resharder, parts: list[_Part]) -> None:
+    def __init__(self, resharder: Resharder, parts: list[_Part], call: int) -> None:
         self._resharder = resharder
+        self.call = call
         self._parts = parts
         self._finished = False
         self._error: XmeshError | None = None
@@ -287,7 +289,6 @@ class _Part:
         self.member = member
         self._given_out = out
         self._tag = first_tag + 1 + call % CALLS_IN_FLIGHT
-        self._started_s = time.monotonic()
         self._own_error: XmeshError | None = None
         self._shared_error: XmeshError | None = None
         self._outputs: list[NDArray[Any]] = []
@@ -296,8 +297,8 @@ class _Part:
         self._agreement: Agreement | None = None
         plan, rank = member.plan, member.rank
         try:
-            sources = check_local(plan, rank, local)
-            self._outputs = check_out(plan, rank, out)
+            sources = check_local(plan, member.program, local)
+            self._outputs = check_out(plan, member.program, out)
             check_overlap(plan, rank, sources, self._outputs)
             self._sources = plain(sources)
         except ArrayError as error:
@@ -315,7 +316,7 @@ class _Part:
         if self._own_error is not None:
             # The others do not know and must not wait for ever: take part without data.
             self._sources = None
-            self._outputs = check_out(member.plan, member.rank, None)
+            self._outputs = check_out(member.plan, member.program, None)
         self._execution = Execution(
             member.program,
             member.endpoint,
@@ -335,10 +336,9 @@ class _Part:
     def step(self) -> bool:
         """Move on; True when anything happened."""
         if self._agreement is not None:
-            if not self._agreement.step():
-                return False
+            moved = self._agreement.step()
             if not self._agreement.over:
-                return True
+                return moved
             verdict, self._agreement = self._agreement.verdict, None
             self._shared_error = verdict.error() if verdict is not None else None
             if self._shared_error is None:
@@ -369,7 +369,7 @@ class _Part:
 
     def result(self) -> Any:
         """The output in the form in which the caller wants it."""
-        if not self.member.plan.dst.boxes(self.member.rank):
+        if not self.member.program.needed:
             return None
         if self._given_out is not None:
             return self._given_out
