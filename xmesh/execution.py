@@ -5,7 +5,7 @@ at a relay when it has arrived, so a relay passes on each chunk while the next o
 rules keep this free of deadlock with bounded memory:
 
 - receives are posted in the order of the plan, and so is the staging memory given to them;
-- messages to one peer keep the order of the plan;
+- messages to one peer on one channel keep the order of the plan;
 - few sends are in flight at a time, but one that comes before all of those in flight may always go.
 
 The message that is earliest in the plan among all unfinished ones can then always be posted on both
@@ -38,14 +38,17 @@ _NOTHING = np.empty(0, np.uint8)
 class _Chunk:
     """State of one chunk during a call."""
 
-    __slots__ = ("buffer", "here", "missing", "readers", "staged")
+    __slots__ = ("buffer", "here", "missing", "readers", "staged", "users")
 
     def __init__(self) -> None:
         self.here = False
         self.missing = False
         self.buffer: Bytes | None = None
         self.staged = False
+        #: Sends that are still to end.
         self.readers = 0
+        #: Messages in flight that use the buffer.
+        self.users = 0
 
 
 class Execution:
@@ -54,7 +57,7 @@ class Execution:
     Args:
         program: what to do.
         endpoint: how to reach the others.
-        tag: of all messages of this call.
+        tag: of this call's first channel; the others follow.
         staging: memory for chunks that are not contiguous in the caller's arrays.
         sources: arrays of plain elements, one for each box held; None when the caller's argument
             was wrong, in which case empty messages go out in place of data.
@@ -78,18 +81,21 @@ class Execution:
         self._destinations = destinations
         self._chunks = [_Chunk() for _ in program.pieces]
         self._receives = deque(program.receives)
-        self._sends = {peer: deque(messages) for peer, messages in program.sends.items()}
-        for messages in program.sends.values():
-            for message in messages:
-                self._chunks[message.piece].readers += 1
+        #: (peer, channel) -> messages yet to be sent.
+        self._sends: dict[tuple[int, int], deque[Message]] = {}
+        for message in program.sends:
+            self._sends.setdefault((message.peer, message.channel), deque()).append(message)
+            self._chunks[message.piece].readers += 1
         for chunk, piece in zip(self._chunks, program.pieces, strict=True):
             chunk.here = piece.root
             chunk.missing = piece.root and sources is None
-        #: (order, peer) of the first message to each peer, where its chunk is here.
-        self._ready: list[tuple[int, int]] = []
-        for peer in self._sends:
-            self._offer(peer)
+        #: (order, line) of the first message on each line to a peer, where its chunk is here.
+        self._ready: list[tuple[int, tuple[int, int]]] = []
+        for line in self._sends:
+            self._offer(line)
         self._posted: list[tuple[Message, bool, Handle]] = []
+        #: Chunks packed and kept for a later send; packed again where memory runs short.
+        self._kept: dict[int, None] = {}
         self._receiving = 0
         self._sending: list[int] = []
         self._copied = False
@@ -169,10 +175,9 @@ class Execution:
             self.refused.add(piece.sender)
         elif chunk.staged and chunk.buffer is not None:
             unpack(chunk.buffer, self._views(piece.regions, self._destinations))
-        if chunk.readers == 0:
-            self._drop(chunk)
-        for peer in self._sends:
-            self._offer(peer, message.piece)
+        self._unused(message.piece)
+        for line in self._sends:
+            self._offer(line, message.piece)
 
     def _post_receives(self) -> bool:
         posted = False
@@ -185,41 +190,44 @@ class Execution:
                 buffer = contiguous_bytes(view)
             if buffer is None:
                 # The only receive of this call must go: everyone may be waiting for it.
-                buffer = self._staging.take(piece.nbytes, must=self._receiving == 0)
+                buffer = self._take(piece.nbytes, must=self._receiving == 0)
                 if buffer is None:
                     break
                 chunk.staged = True
             chunk.buffer = buffer
+            chunk.users += 1
             self._receives.popleft()
             self._receiving += 1
-            handle = self._endpoint.receive(buffer, message.peer, self._tag)
+            handle = self._endpoint.receive(buffer, message.peer, self._tag + message.channel)
             self._posted.append((message, True, handle))
             posted = True
         return posted
 
-    def _offer(self, peer: int, piece: int | None = None) -> None:
-        """Queue the first message to a peer if its chunk is here (and is the one given)."""
-        waiting = self._sends[peer]
+    def _offer(self, line: tuple[int, int], piece: int | None = None) -> None:
+        """Queue the first message on a line if its chunk is here (and is the one given)."""
+        waiting = self._sends[line]
         if waiting and self._chunks[waiting[0].piece].here and piece in (None, waiting[0].piece):
-            heapq.heappush(self._ready, (waiting[0].order, peer))
+            heapq.heappush(self._ready, (waiting[0].order, line))
 
     def _post_sends(self) -> bool:
         posted = False
         while self._ready:
-            order, peer = self._ready[0]
+            order, line = self._ready[0]
             early = not self._sending or order < min(self._sending)
             if len(self._sending) >= SENDS_IN_FLIGHT and not early:
                 break
-            message = self._sends[peer][0]
+            message = self._sends[line][0]
             data = self._data(message.piece, early)
             if data is None:
                 break
             heapq.heappop(self._ready)
-            self._sends[peer].popleft()
+            self._sends[line].popleft()
             self._sending.append(order)
-            handle = self._endpoint.send(data, peer, self._tag)
+            self._chunks[message.piece].users += 1
+            self._kept.pop(message.piece, None)
+            handle = self._endpoint.send(data, message.peer, self._tag + message.channel)
             self._posted.append((message, False, handle))
-            self._offer(peer)
+            self._offer(line)
             posted = True
         return posted
 
@@ -228,23 +236,43 @@ class Execution:
         piece, chunk = self._program.pieces[index], self._chunks[index]
         if chunk.missing:
             return _NOTHING
-        if chunk.buffer is None and self._sources is not None:
-            views = self._views(piece.regions, self._sources)
+        if chunk.buffer is None:
+            arrays = (self._sources or ()) if piece.root else self._destinations
+            views = self._views(piece.regions, arrays)
             if len(views) == 1:
                 chunk.buffer = contiguous_bytes(views[0])
             if chunk.buffer is None:
-                chunk.buffer = self._staging.take(piece.nbytes, must=early)
+                chunk.buffer = self._take(piece.nbytes, must=early)
                 if chunk.buffer is None:
                     return None
                 chunk.staged = True
                 pack(views, chunk.buffer)
         return chunk.buffer
 
+    def _take(self, nbytes: int, must: bool) -> Bytes | None:
+        """Staging memory, if need be that of a chunk which can be packed again."""
+        buffer = self._staging.take(nbytes)
+        if buffer is None and self._kept:
+            # The one kept last: each peer is sent the chunks in order, so it is needed last.
+            index, _ = self._kept.popitem()
+            self._drop(self._chunks[index])
+            buffer = self._staging.take(nbytes)
+        if buffer is None and must:
+            buffer = self._staging.take(nbytes, must=True)
+        return buffer
+
     def _read(self, index: int) -> None:
+        self._chunks[index].readers -= 1
+        self._unused(index)
+
+    def _unused(self, index: int) -> None:
+        """A message has no more use for the buffer of its chunk."""
         chunk = self._chunks[index]
-        chunk.readers -= 1
-        if chunk.readers == 0:
+        chunk.users -= 1
+        if chunk.readers == 0 or (chunk.missing and chunk.users == 0):
             self._drop(chunk)
+        elif chunk.staged and chunk.users == 0:
+            self._kept[index] = None
 
     def _drop(self, chunk: _Chunk) -> None:
         if chunk.staged and chunk.buffer is not None:

@@ -12,6 +12,10 @@ from xmesh.planner.plans import Plan
 from xmesh.planner.strategy import hops_of
 
 
+#: Transfers from one rank to another that can be under way without waiting for each other.
+CHANNELS = 8
+
+
 @dataclass(frozen=True)
 class Region:
     """Part of one local array.
@@ -55,11 +59,14 @@ class Message:
         order: place among all messages of this rank; follows the plan's order.
         peer: the other rank.
         piece: index of what it carries.
+        channel: messages to one peer keep their order within a channel; each transfer has one, so
+            that a relay need not hold back one transfer until another has passed.
     """
 
     order: int
     peer: int
     piece: int
+    channel: int
 
 
 @dataclass(frozen=True)
@@ -72,7 +79,7 @@ class Program:
         needed: boxes of its destination arrays.
         pieces: chunks that pass through this rank.
         receives: in posting order.
-        sends: peer -> messages in posting order.
+        sends: in the order of the plan.
         copies: (source region, destination region) pairs that stay on the rank.
     """
 
@@ -81,7 +88,7 @@ class Program:
     needed: tuple[Box, ...]
     pieces: tuple[Piece, ...]
     receives: tuple[Message, ...]
-    sends: dict[int, tuple[Message, ...]]
+    sends: tuple[Message, ...]
     copies: tuple[tuple[Region, Region], ...]
 
 
@@ -94,7 +101,9 @@ def compile_program(plan: Plan, rank: int) -> Program:
     held, needed = plan.src.boxes(rank), plan.dst.boxes(rank)
     pieces: list[Piece] = []
     receives: list[Message] = []
-    sends: dict[int, list[Message]] = {}
+    sends: list[Message] = []
+    # Both ends of a message count the transfers from one to the other alike.
+    channels = {"send": _Channels(), "recv": _Channels()}
     order = 0
     for place, transfer in enumerate(plan.transfers(rank)):
         root = transfer.sender == rank
@@ -105,13 +114,11 @@ def compile_program(plan: Plan, rank: int) -> Program:
             regions = tuple(_locate(box, local, rank) for box in chunk)
             pieces.append(Piece(place, chunk, nbytes, regions, root, transfer.sender))
         for hop in hops_of(transfer, plan.topology, rank):
+            channel = channels[hop.kind].of(hop.peer, place)
             for chunk_index in range(hop.first, hop.last):
-                message = Message(order, hop.peer, first_piece + chunk_index)
+                message = Message(order, hop.peer, first_piece + chunk_index, channel)
                 order += 1
-                if hop.kind == "send":
-                    sends.setdefault(hop.peer, []).append(message)
-                else:
-                    receives.append(message)
+                (sends if hop.kind == "send" else receives).append(message)
     copies = tuple(
         (_locate(box, held, rank), _locate(box, needed, rank)) for box in plan.copies(rank)
     )
@@ -121,9 +128,24 @@ def compile_program(plan: Plan, rank: int) -> Program:
         needed,
         tuple(pieces),
         tuple(receives),
-        {peer: tuple(messages) for peer, messages in sends.items()},
+        tuple(sends),
         copies,
     )
+
+
+class _Channels:
+    """Numbers the transfers to, or from, each peer in turn, modulo ``CHANNELS``."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[int, int]] = {}
+
+    def of(self, peer: int, transfer: int) -> int:
+        """Channel of a transfer with a peer; asked in the order of the transfers."""
+        last, count = self._seen.get(peer, (-1, -1))
+        if transfer != last:
+            count += 1
+            self._seen[peer] = transfer, count
+        return count % CHANNELS
 
 
 def _locate(box: Box, local: Sequence[Box], rank: int) -> Region:

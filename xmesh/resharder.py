@@ -23,7 +23,7 @@ from xmesh.errors import (
 )
 from xmesh.execution import Execution
 from xmesh.planner import Plan
-from xmesh.program import Program
+from xmesh.program import CHANNELS, Program
 from xmesh.staging import Staging
 from xmesh.transport.base import Endpoint
 
@@ -34,8 +34,10 @@ if TYPE_CHECKING:
 
 #: Memory for packing on each rank, unless told otherwise.
 STAGING_NBYTES = 64 * 2**20
-#: Calls of one resharder that may be in flight; each has a tag of its own.
+#: Calls of one resharder that may be in flight; each has tags of its own.
 CALLS_IN_FLIGHT = 31
+#: One for the agreement of the first call, and those of the calls.
+_NUM_TAGS = 1 + CALLS_IN_FLIGHT * CHANNELS
 
 
 class Resharder:
@@ -53,8 +55,9 @@ class Resharder:
             array.
         timeout_s: seconds after which making it, or a wait, gives up.
         staging_nbytes: memory per rank for chunks that are not contiguous in the caller's arrays;
-            at least four chunks, and one chunk more for each call in flight. Nothing else that
-            grows with the array is allocated, except outputs.
+            at least four chunks. Where waiting for memory could hang, each call in flight goes
+            past it, by one chunk and one for each peer at the most. Nothing else that grows with
+            the array is allocated, except outputs.
 
     Raises:
         AgreementError: ranks have different plans; on all of them.
@@ -85,7 +88,7 @@ class Resharder:
         self._calls = 0
         self._in_flight: list[Request] = []
         self._closed = ""
-        self._binding: Binding = bind(plan, comm, transport, timeout_s, 1 + CALLS_IN_FLIGHT)
+        self._binding: Binding = bind(plan, comm, transport, timeout_s, _NUM_TAGS)
         self._members = [
             _Member(plan, endpoint, program, staging_nbytes)
             for endpoint, program in zip(
@@ -288,7 +291,7 @@ class _Part:
     def __init__(self, member: _Member, local: Any, out: Any, call: int, first_tag: int) -> None:
         self.member = member
         self._given_out = out
-        self._tag = first_tag + 1 + call % CALLS_IN_FLIGHT
+        self._tag = first_tag + 1 + call % CALLS_IN_FLIGHT * CHANNELS
         self._own_error: XmeshError | None = None
         self._shared_error: XmeshError | None = None
         self._outputs: list[NDArray[Any]] = []
