@@ -4,8 +4,9 @@ Every message belongs to a chunk. A chunk can be sent once it is here: at the ro
 at a relay when it has arrived, so a relay passes on each chunk while the next one comes in. Three
 rules keep this free of deadlock with bounded memory:
 
-- receives are posted in the order of the plan, and so is the staging memory given to them;
-- messages to one peer on one channel keep the order of the plan;
+- messages between two ranks on one channel keep the order of the plan, and a few receives are
+  posted ahead on each, so that transfers which arrive side by side are relayed side by side;
+- staging memory goes to receives in the order of the plan, and the first of them never waits;
 - few sends are in flight at a time, but one that comes before all of those in flight may always go.
 
 The message that is earliest in the plan among all unfinished ones can then always be posted on both
@@ -29,10 +30,14 @@ from xmesh.transport.base import Endpoint, Handle
 
 #: Sends in flight: enough to hide the latency between two chunks; more would undo the order.
 SENDS_IN_FLIGHT = 4
-#: Receives posted ahead.
-RECEIVES_POSTED = 16
+#: Receives posted ahead on one line (a peer and a channel), and on all lines together.
+RECEIVES_PER_LINE = 6
+RECEIVES_POSTED = 64
 
 _NOTHING = np.empty(0, np.uint8)
+
+#: A peer and a channel.
+Line = tuple[int, int]
 
 
 class _Chunk:
@@ -80,9 +85,18 @@ class Execution:
         self._sources = sources
         self._destinations = destinations
         self._chunks = [_Chunk() for _ in program.pieces]
-        self._receives = deque(program.receives)
-        #: (peer, channel) -> messages yet to be sent.
-        self._sends: dict[tuple[int, int], deque[Message]] = {}
+        #: Line -> messages still to come that are not posted; and how many are posted there.
+        self._receives: dict[Line, deque[Message]] = {}
+        for message in program.receives:
+            self._receives.setdefault((message.peer, message.channel), deque()).append(message)
+        self._posted_on = dict.fromkeys(self._receives, 0)
+        #: (order, line) of the first message on each line where one more may be posted.
+        self._open = [(messages[0].order, line) for line, messages in self._receives.items()]
+        heapq.heapify(self._open)
+        #: Orders of the receives that are posted.
+        self._receiving: list[int] = []
+        #: Line -> messages yet to be sent.
+        self._sends: dict[Line, deque[Message]] = {}
         for message in program.sends:
             self._sends.setdefault((message.peer, message.channel), deque()).append(message)
             self._chunks[message.piece].readers += 1
@@ -90,13 +104,12 @@ class Execution:
             chunk.here = piece.root
             chunk.missing = piece.root and sources is None
         #: (order, line) of the first message on each line to a peer, where its chunk is here.
-        self._ready: list[tuple[int, tuple[int, int]]] = []
+        self._ready: list[tuple[int, Line]] = []
         for line in self._sends:
             self._offer(line)
         self._posted: list[tuple[Message, bool, Handle]] = []
         #: Chunks packed and kept for a later send; packed again where memory runs short.
         self._kept: dict[int, None] = {}
-        self._receiving = 0
         self._sending: list[int] = []
         self._copied = False
         #: Root ranks whose data never came because their own call was refused.
@@ -108,7 +121,7 @@ class Execution:
         return (
             self._copied
             and not self._posted
-            and not self._receives
+            and not any(self._receives.values())
             and not any(self._sends.values())
         )
 
@@ -125,7 +138,8 @@ class Execution:
 
     def outstanding(self) -> tuple[int, Message | None, bool]:
         """Bytes still to come and go, and the first unfinished message, a receive if any."""
-        receives = [m for m, incoming, _ in self._posted if incoming] + list(self._receives)
+        receives = [m for m, incoming, _ in self._posted if incoming]
+        receives += [m for messages in self._receives.values() for m in messages]
         sends = [m for m, incoming, _ in self._posted if not incoming]
         sends += [m for messages in self._sends.values() for m in messages]
         nbytes = sum(self._program.pieces[m.piece].nbytes for m in receives + sends)
@@ -158,7 +172,7 @@ class Execution:
         for index, nbytes in finished:
             message, incoming, _ = self._posted[index]
             if incoming:
-                self._receiving -= 1
+                self._ended(message)
                 self._arrived(message, nbytes)
             else:
                 self._sending.remove(message.order)
@@ -181,29 +195,50 @@ class Execution:
 
     def _post_receives(self) -> bool:
         posted = False
-        while self._receives and self._receiving < RECEIVES_POSTED:
-            message = self._receives[0]
-            piece, chunk = self._program.pieces[message.piece], self._chunks[message.piece]
-            buffer = None
-            if len(piece.regions) == 1:
-                (view,) = self._views(piece.regions, self._destinations)
-                buffer = contiguous_bytes(view)
+        while self._open and len(self._receiving) < RECEIVES_POSTED:
+            order, line = self._open[0]
+            message = self._receives[line][0]
+            buffer = self._room(message.piece, order)
             if buffer is None:
-                # The only receive of this call must go: everyone may be waiting for it.
-                buffer = self._take(piece.nbytes, must=self._receiving == 0)
-                if buffer is None:
-                    break
-                chunk.staged = True
-            chunk.buffer = buffer
-            chunk.users += 1
-            self._receives.popleft()
-            self._receiving += 1
+                break
+            heapq.heappop(self._open)
+            self._receives[line].popleft()
+            self._receiving.append(order)
+            self._posted_on[line] += 1
             handle = self._endpoint.receive(buffer, message.peer, self._tag + message.channel)
             self._posted.append((message, True, handle))
+            if self._posted_on[line] < RECEIVES_PER_LINE:
+                self._show_next(line)
             posted = True
         return posted
 
-    def _offer(self, line: tuple[int, int], piece: int | None = None) -> None:
+    def _ended(self, message: Message) -> None:
+        """A receive has ended: where its line was full, there is room for another."""
+        line = (message.peer, message.channel)
+        self._receiving.remove(message.order)
+        if self._posted_on[line] == RECEIVES_PER_LINE:
+            self._show_next(line)
+        self._posted_on[line] -= 1
+
+    def _show_next(self, line: Line) -> None:
+        if self._receives[line]:
+            heapq.heappush(self._open, (self._receives[line][0].order, line))
+
+    def _room(self, index: int, order: int) -> Bytes | None:
+        """Where a chunk is received: in place, or in staging memory; None while there is none."""
+        piece, chunk = self._program.pieces[index], self._chunks[index]
+        if len(piece.regions) == 1:
+            chunk.buffer = contiguous_bytes(_view(piece.regions[0], self._destinations))
+        if chunk.buffer is None:
+            # The first message still to come must have room: everyone may be waiting for it.
+            first = not self._receiving or order < min(self._receiving)
+            chunk.buffer = self._take(piece.nbytes, must=first)
+            chunk.staged = chunk.buffer is not None
+        if chunk.buffer is not None:
+            chunk.users += 1
+        return chunk.buffer
+
+    def _offer(self, line: Line, piece: int | None = None) -> None:
         """Queue the first message on a line if its chunk is here (and is the one given)."""
         waiting = self._sends[line]
         if waiting and self._chunks[waiting[0].piece].here and piece in (None, waiting[0].piece):
