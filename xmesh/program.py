@@ -11,7 +11,6 @@ from xmesh.errors import PlanError, explain
 from xmesh.planner.plans import Plan
 from xmesh.planner.strategy import hops_of
 
-
 #: Transfers from one rank to another that can be under way without waiting for each other.
 CHANNELS = 8
 

@@ -16,6 +16,8 @@ from xmesh.slurm import host_of_rank_from_slurm
 from xmesh.topology import Topology
 
 TOPOLOGY_SOURCES = ("auto", "mpi", "slurm")
+#: Tells a rank's NIC where hosts have several.
+NIC_VARIABLE = "XMESH_NIC"
 
 
 class World:
@@ -26,9 +28,9 @@ class World:
     Args:
         comm: an mpi4py communicator.
         topology: a Topology, the same on all ranks; "mpi" (ranks that can share memory are on one
-            host); "slurm" (from Slurm's variables, for jobs whose nodes share a kernel or a host
-            name); "auto": Slurm's where it knows more than one node and MPI sees only one host,
-            else MPI's.
+            host); "slurm" (from Slurm's variables); "auto": Slurm's where all ranks have them, as
+            what started the ranks knows best where they are, else MPI's. Ranks that have a NIC of
+            their own say which by the variable XMESH_NIC, its index in the host from 0.
         timeout_s: seconds to wait for the other ranks, here and in ``communicator``.
 
     Raises:
@@ -174,10 +176,10 @@ def discover(comm: MPI.Intracomm, source: str = "auto") -> tuple[Topology, str]:
                 remedy="start the ranks with srun, or use topology='mpi'",
             )
         )
-    slurm_knows_more = not problem and len(set(hosts)) > 1 and len(set(by_memory)) == 1
-    if source == "slurm" or (source == "auto" and slurm_knows_more):
-        return Topology(hosts), "slurm"
-    return Topology(by_memory), "mpi"
+    nics = _nics(comm, os.environ)
+    if source == "slurm" or (source == "auto" and not problem):
+        return Topology(hosts, nics), "slurm"
+    return Topology(by_memory, nics), "mpi"
 
 
 def _hosts_by_memory(comm: MPI.Intracomm) -> list[str]:
@@ -190,6 +192,22 @@ def _hosts_by_memory(comm: MPI.Intracomm) -> list[str]:
     for name, first in found:
         names.setdefault(name, set()).add(first)
     return [name if len(names[name]) == 1 else f"{name}#{first}" for name, first in found]
+
+
+def _nics(comm: MPI.Intracomm, environ: Mapping[str, str]) -> list[int]:
+    """For each rank the index of its NIC within its host."""
+    texts: list[str] = comm.allgather(environ.get(NIC_VARIABLE, "0"))
+    for rank, text in enumerate(texts):
+        if not text.isdecimal():
+            raise TopologyError(
+                explain(
+                    f"the variable {NIC_VARIABLE} is the index of the rank's NIC, an integer >= 0",
+                    values=f"{text!r}",
+                    context=f"rank {rank}",
+                    remedy="set it per rank, for example to local rank modulo number of NICs",
+                )
+            )
+    return [int(text) for text in texts]
 
 
 def _nodes_by_slurm(comm: MPI.Intracomm, environ: Mapping[str, str]) -> list[tuple[str, str]]:

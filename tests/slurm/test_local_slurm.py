@@ -41,15 +41,14 @@ def srun(slurm, environment, mpi_type, options, program, *words):
     ],
 )
 def test_world_knows_the_nodes(slurm, environment, mpi_type, options, hosts):
-    # Where nodes share a host name Open MPI takes every rank for a host of its own; MPICH does not.
-    for source in ("slurm", "auto") if mpi_type == "pmi2" else ("slurm",):
+    # Not MPI's own view: where nodes share a host name, Open MPI takes every rank for a host.
+    for source in ("slurm", "auto"):
         seen = result(srun(slurm, environment, mpi_type, options, "ranks_world.py", source))
         assert seen["size"] == len(hosts)
         assert seen["topology"]["host_of_rank"] == hosts
         numbers = {node: number for number, node in enumerate(dict.fromkeys(seen["nodes"]))}
         assert [numbers[node] for node in seen["nodes"]] == hosts  # where the tasks really are
-        if source == "slurm":
-            assert seen["topology"]["host_names"] == list(numbers)
+        assert seen["topology"]["host_names"] == list(numbers)
 
 
 def test_resharding(slurm, environment, mpi_type):

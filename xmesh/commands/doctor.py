@@ -296,7 +296,7 @@ def _topology(mpi: Any) -> str:
 
     topology, source = discover(mpi.COMM_WORLD)
     if source == "slurm":
-        return f"{topology}, from Slurm's variables: MPI sees one host only"
+        return f"{topology}, from Slurm's variables, which all ranks have"
     return f"{topology}, from MPI: ranks that can share memory are on one host"
 
 
