@@ -23,6 +23,8 @@ from xmesh.transport.base import Endpoint, Handle
 _RECORD_NBYTES = 16384
 #: Characters of an error that travel; what is left always fits a record, however it is escaped.
 _TEXT_LIMIT = 1500
+#: Characters of a dtype's name that fit as well.
+DTYPE_LIMIT = 3000
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Record:
         next_tag: lowest tag that is free on all ranks so far.
         fresh: some rank needs a new communicator.
         dtype: element type, from the ranks that know it; "" elsewhere.
+        dtype_rank: the rank that knows it, where that is another than ``rank``; else -1.
         error_rank: rank of the first error, or -1.
         error_type: class name in ``xmesh.errors``.
         error_text: its text.
@@ -47,6 +50,7 @@ class Record:
     next_tag: int = 0
     fresh: bool = False
     dtype: str = ""
+    dtype_rank: int = -1
     error_rank: int = -1
     error_type: str = ""
     error_text: str = ""
@@ -64,11 +68,14 @@ class Record:
     def merge(self, other: Record) -> Record:
         """One record for both: the lowest rank's error, or a difference between them, wins."""
         first, second = sorted((self, other), key=lambda record: record.rank)
+        know = [record for record in (first, second) if record.dtype]
+        knows = min(know, key=lambda record: record._dtype_origin, default=first)
         merged = replace(
             first,
             next_tag=max(first.next_tag, second.next_tag),
             fresh=first.fresh or second.fresh,
-            dtype=first.dtype or second.dtype,
+            dtype=knows.dtype,
+            dtype_rank=knows._dtype_origin,
         )
         errors = [record for record in (first, second) if record.error_rank >= 0]
         if errors:
@@ -95,8 +102,8 @@ class Record:
         elif first.dtype and second.dtype and first.dtype != second.dtype:
             difference = explain(
                 "all source ranks must pass arrays of the same dtype",
-                values=f"rank {first.rank} has {first.dtype}, rank {second.rank} has "
-                f"{second.dtype}",
+                values=f"rank {first._dtype_origin} has {first.dtype}, "
+                f"rank {second._dtype_origin} has {second.dtype}",
                 remedy="convert with astype before the call",
             )
         if not difference:
@@ -105,8 +112,12 @@ class Record:
             merged,
             error_rank=first.rank,
             error_type=AgreementError.__name__,
-            error_text=difference,
+            error_text=difference[:_TEXT_LIMIT],
         )
+
+    @property
+    def _dtype_origin(self) -> int:
+        return self.rank if self.dtype_rank < 0 else self.dtype_rank
 
     def error(self) -> XmeshError | None:
         """The error that all ranks raise, or None."""
@@ -137,15 +148,17 @@ class _Note:
     record: Record | None = None
 
     def to_bytes(self) -> _Buffer:
-        data = {"kind": self.kind, "round": self.round}
-        text = json.dumps(data | ({"record": asdict(self.record)} if self.record else {})).encode()
+        data: dict[str, Any] = {"kind": self.kind, "round": self.round}
+        data |= {"record": asdict(self.record)} if self.record else {}
+        # Escapes of six bytes are left for control characters only.
+        text = json.dumps(data, ensure_ascii=False).encode("utf-8", "surrogatepass")
         message = np.zeros(_RECORD_NBYTES, np.uint8)
         message[: len(text)] = np.frombuffer(text, np.uint8)
         return message
 
     @classmethod
     def from_bytes(cls, message: _Buffer) -> _Note:
-        data = json.loads(message.tobytes().rstrip(b"\0"))
+        data = json.loads(message.tobytes().rstrip(b"\0").decode("utf-8", "surrogatepass"))
         record = Record(**data["record"]) if "record" in data else None
         return cls(data["kind"], data["round"], record)
 

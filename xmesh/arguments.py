@@ -118,9 +118,10 @@ def _overlap(first: NDArray[Any], second: NDArray[Any]) -> bool:
     """Some element is in both; also where that would take long to find out."""
     if not (first.size and second.size and np.may_share_memory(first, second)):
         return False
+    effort: Any = 10_000  # the type stubs know of none and all only
     try:
         # Two columns of one array lie in each other's bounds without sharing an element.
-        return np.shares_memory(first, second, max_work=10_000)
+        return np.shares_memory(first, second, max_work=effort)
     except RuntimeError:  # numpy.exceptions.TooHardError
         return True
 

@@ -14,6 +14,7 @@ from xmesh.errors import XmeshError
 COMMANDS = {
     "layout": "draw which rank holds which part of an array",
     "plan": "plan a resharding and show it",
+    "calibrate": "measure latency and bandwidth of this cluster (under mpiexec)",
     "simulate": "let a plan run on a simulated cluster",
     "doctor": "say what this Python, its MPI and its GPUs offer to xmesh",
     "bench": "run an experiment",

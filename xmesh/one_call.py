@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from xmesh.agreement import Record, short
+from xmesh.agreement import DTYPE_LIMIT, Record, short
 from xmesh.arrays import host_array
 from xmesh.binding import TIMEOUT_S, choose_transport, connect, context_of, require_ranks
 from xmesh.dtypes import as_dtype, dtype_name, named_dtype
@@ -106,13 +106,29 @@ def reshard(
 def _dtype_name(dtype: Any, local: Any, where: str) -> str:
     """Name of the dtype that this rank knows of, or ""."""
     if dtype is not None:
-        return dtype_name(as_dtype(dtype))
+        return _sendable(dtype_name(as_dtype(dtype)), where)
     if isinstance(local, (list, tuple)):  # one array for each box
         return next(filter(None, (_dtype_name(None, array, where) for array in local)), "")
     try:
-        return "" if local is None else dtype_name(host_array(local, "local").dtype)
+        array = None if local is None else host_array(local, "local")
     except ArrayError as error:
         raise ArrayError(f"{error}\n  context: {where}") from None
+    return "" if array is None else _sendable(dtype_name(array.dtype), where)
+
+
+def _sendable(name: str, where: str) -> str:
+    """The name of a dtype, if it is short enough to be told to the other ranks."""
+    if len(name) <= DTYPE_LIMIT:
+        return name
+    raise ArrayError(
+        explain(
+            f"the dtype of a single call has a name of at most {DTYPE_LIMIT} characters",
+            values=f"{len(name)} characters: {name[:60]}...",
+            context=where,
+            remedy="plan with xmesh.plan(src, dst, dtype) and use a Resharder, or shorten the "
+            "names of the fields",
+        )
+    )
 
 
 def _known(name: str, tensor: str) -> Any:

@@ -56,8 +56,8 @@ class Resharder:
         timeout_s: seconds after which making it, or a wait, gives up.
         staging_nbytes: memory per rank for chunks that are not contiguous in the caller's arrays;
             at least four chunks. Where waiting for memory could hang, each call in flight goes
-            past it, by one chunk and one for each peer at the most. Nothing else that grows with
-            the array is allocated, except outputs.
+            past it, by one chunk and one for each channel to a peer at the most. Nothing else that
+            grows with the array is allocated, except outputs.
 
     Raises:
         AgreementError: ranks have different plans; on all of them.

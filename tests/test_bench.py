@@ -1,0 +1,340 @@
+"""The experiments: cases as data, the checks, the table, and how ranks are started."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import re
+import sys
+import time
+from dataclasses import asdict, replace
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from xmesh import Box, Topology, cli, plan
+from xmesh.bench import demo, launch, paper, show
+from xmesh.bench.cases import CASES, ITEMSIZE, Case, scaled_shape
+from xmesh.errors import XmeshError
+
+REFERENCE = {  # case: unit tasks, and Gbit/s over 10 Gbit/s NICs by the best order
+    1: (2, 20),
+    2: (2, 20),
+    3: (4, 20),
+    4: (64, 20),
+    5: (4, 20),
+    6: (4, 20),
+    7: (4, 10),
+    8: (4, 10),
+    9: (4, 20),
+}
+KEYS = {"case", "strategy", "scheduler", "time_s", "bound_s", "predicted_s", "verified"}
+
+ROW = paper.Row(
+    case=3,
+    src="RS0R@(2,4)",
+    dst="S0RR@(2,4)",
+    shape=(8, 8, 4),
+    nbytes=1024,
+    unit_tasks=4,
+    strategy="broadcast",
+    scheduler="auto",
+    ranks_per_host=4,
+    nic_bandwidth_Bps=1.25e8,
+    sent_nbytes=(512, 512, 0, 0),
+    received_nbytes=(0, 0, 512, 512),
+    makespan_s=0.002,
+    bound_s=0.001,
+    ratio=2.0,
+    predicted_s=0.0021,
+    time_s=0.0305,
+    times_s=(0.03, 0.0305, 0.04),
+    verified=True,
+    problem="",
+)
+
+
+# --- The cases ------------------------------------------------------------------------------------
+
+
+def case_ids(case: Case) -> str:
+    return f"case{case.number}"
+
+
+@pytest.mark.parametrize("case", CASES, ids=case_ids)
+def test_planned_as_well_as_the_paper_allows(case):
+    src, dst = case.layouts()
+    assert math.prod(case.shape) * ITEMSIZE == pytest.approx(2 * 2**30, rel=0.01)
+    assert sorted((*src.ranks, *dst.ranks)) == list(range(case.num_ranks))
+    made = plan(src, dst, "float32", Topology.uniform(case.num_ranks, 4))
+    tasks, gbits_per_s = REFERENCE[case.number]
+    assert len(made.unit_tasks) == tasks
+    nbytes = math.prod(case.shape) * ITEMSIZE
+    assert nbytes * 8 / made.makespan_s / 1e9 == pytest.approx(gbits_per_s, rel=0.01)
+
+
+@pytest.mark.parametrize("case", CASES, ids=case_ids)
+@given(nbytes=st.integers(0, 2**32))
+def test_scaled_shapes_keep_proportions_and_even_cuts(case, nbytes):
+    shape = scaled_shape(case, nbytes)
+    full = math.prod(case.shape) * ITEMSIZE
+    if nbytes >= full:
+        assert shape == case.shape
+        return
+    for extent, other, ratio, other_ratio in zip(
+        shape, shape[1:], case.ratio, case.ratio[1:], strict=False
+    ):
+        assert Fraction(extent, other) == Fraction(ratio, other_ratio)
+    for extent, original, parts in zip(shape, case.shape, case.parts, strict=True):
+        assert original % parts or extent % parts == 0
+    least = math.prod(scaled_shape(case, 0)) * ITEMSIZE
+    assert math.prod(shape) * ITEMSIZE <= max(nbytes, least)
+    # As large as the steps allow: the next one is larger in each dimension by one least shape.
+    larger = [a + b for a, b in zip(shape, scaled_shape(case, 0), strict=True)]
+    assert math.prod(larger) * ITEMSIZE > nbytes
+
+
+@pytest.mark.parametrize("case", CASES, ids=case_ids)
+def test_the_proportions_are_those_of_the_paper(case):
+    for extent, ratio in zip(case.shape, case.ratio, strict=True):
+        assert extent / case.shape[0] == pytest.approx(ratio / case.ratio[0], rel=0.01)
+
+
+def test_cases_of_the_same_proportions_get_the_same_shape():
+    assert {scaled_shape(case, 2**20) for case in CASES if case.number != 6} == {(80, 80, 40)}
+
+
+# --- The check of every element -------------------------------------------------------------------
+
+
+def test_codes_depend_on_the_place_in_the_whole_array_alone():
+    whole = paper.codes(Box.from_shape((7, 5, 6)), (7, 5, 6))
+    assert np.unique(whole).size == 7 * 5 * 6
+    box = Box((2, 1, 3), (7, 4, 5))
+    np.testing.assert_array_equal(paper.codes(box, (7, 5, 6)), whole[box.slices()])
+
+
+def test_the_content_of_no_two_calls_agrees_anywhere():
+    keys = [paper._key(case.number, repeat) for case in CASES for repeat in range(20)]
+    assert len(set(keys)) == len(keys)
+
+
+def test_one_wrong_element_is_found_and_named():
+    box = Box((2, 0), (4, 5))
+    wanted = paper.codes(box, (4, 5))
+    out = wanted.copy()
+    assert paper._difference(wanted, out, box, rank=3, repeat=1) == ""
+    out[1, 2] ^= 1
+    text = paper._difference(wanted, out, box, rank=3, repeat=1)
+    assert "rank 3, repeat 1: 1 of 10 elements are wrong; the first is (3, 2)" in text
+
+
+# --- Rows and tables ------------------------------------------------------------------------------
+
+
+def rendered(rows: list[paper.Row], width: int) -> str:
+    stream = io.StringIO()
+    show.print_table(rows, Console(file=stream, width=width, force_terminal=True, no_color=True))
+    return re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue())
+
+
+def test_rows_survive_json_and_have_the_keys_that_others_read():
+    data = json.loads(json.dumps(asdict(ROW)))
+    assert set(data) >= KEYS
+    assert paper.row_from_json(data) == ROW
+
+
+def test_the_table_shows_what_was_measured():
+    text = rendered([ROW, replace(ROW, case=7, time_s=1.5)], width=120)
+    lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+    assert lines[0].startswith("case source -> destination tasks strategy")
+    assert lines[2] == (
+        "3 RS0R@(2,4) -> S0RR@(2,4) 4 broadcast 512 B 512 B 1.00 ms 2.000 2.10 ms 30.5 ms ok"
+    )
+    assert lines[3].startswith("7 ")
+    assert "1.50 s" in text
+    assert "planned for hosts of 4 ranks with a NIC of 1 Gbit/s each" in text
+    assert "…" not in text
+
+
+def test_a_table_in_a_file_is_as_wide_as_it_must_be():
+    stream = io.StringIO()
+    row = replace(ROW, strategy="global_allgather", sent_nbytes=(1000 * 2**20,))
+    show.print_table([row], Console(file=stream))
+    assert "…" not in stream.getvalue()
+    assert "global_allgather 1000 MiB" in " ".join(stream.getvalue().split())
+
+
+def test_a_narrow_terminal_gets_fewer_columns_but_no_cut_ones():
+    text = rendered([ROW], width=80)
+    assert "…" not in text
+    assert "predicted" not in text
+    assert "30.5 ms" in text
+
+
+def test_a_wrong_element_is_seen_in_the_table():
+    text = rendered([replace(ROW, verified=False, problem="rank 9, repeat 1: all wrong")], 120)
+    assert "WRONG" in text
+    assert "case 3: rank 9, repeat 1: all wrong" in text
+
+
+def test_progress_is_plain_lines_where_there_is_no_terminal():
+    stream = io.StringIO()
+    with show.Display(Console(file=stream, force_terminal=False)) as display:
+        display.step(1, 4, "case 3")
+        display.row(ROW)
+    assert stream.getvalue() == ("case 3: RS0R@(2,4) -> S0RR@(2,4), broadcast, 30.5 ms, verified\n")
+
+
+def test_progress_on_a_terminal_says_what_is_at_work():
+    stream = io.StringIO()
+    with show.Display(Console(file=stream, force_terminal=True, width=80)) as display:
+        display.step(1, 4, "case 3: somewhere")
+    assert "case 3: somewhere" in stream.getvalue()
+
+
+# --- The command ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words", [["--case", "10"], ["--mbytes", "0"], ["--mbytes", "nan"], ["--repeats", "-1"]]
+)
+def test_meaningless_options_are_refused(words, capsys):
+    with pytest.raises(SystemExit):
+        paper.main(words)
+    assert "xmesh bench paper: error" in capsys.readouterr().err
+
+
+def test_the_command_line_knows_the_experiments(capsys):
+    assert cli.main(["bench", "nothing"]) == 2
+    assert "choose from: demo, paper" in capsys.readouterr().err
+
+
+@pytest.fixture
+def child_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs that a test starts import the package that the test imports."""
+    root = str(Path(__file__).resolve().parent.parent)
+    parts = filter(None, [root, os.environ.get("PYTHONPATH")])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(parts))
+
+
+needs_mpiexec = pytest.mark.usefixtures("mpiexec", "child_path")
+
+
+@pytest.fixture
+def mpiexec() -> None:
+    try:
+        launch.Launcher.find()
+    except XmeshError as error:
+        if "CI" in os.environ:
+            raise
+        pytest.skip(str(error))
+
+
+@needs_mpiexec
+def test_the_command_starts_the_ranks_itself(tmp_path, capfd):
+    file = tmp_path / "rows.json"
+    words = ["--case", "7", "--mbytes", "0.1", "--repeats", "2", "--json", str(file)]
+    assert cli.main(["bench", "paper", *words, "--scheduler", "greedy", "--nic-gbits", "2"]) == 0
+    (row,) = json.loads(file.read_text())
+    assert row["case"] == 7
+    assert row["scheduler"] == "greedy"
+    assert row["nic_bandwidth_Bps"] == 2.5e8
+    assert row["verified"] is True
+    assert len(row["times_s"]) == 2
+    out, err = capfd.readouterr()
+    assert "S1RR@(1,4) -> RRR@(2,4)" in out
+    assert "case 7: " in err
+
+
+@needs_mpiexec
+def test_too_few_ranks_are_told_what_to_do():
+    lines: list[str] = []
+    words = ["-m", "xmesh", "bench", "paper", "--case", "1", "7"]
+    status = launch.run_ranks(2, words, on_line=lines.append, timeout_s=60)
+    assert status == 2
+    text = "\n".join(lines)
+    assert text.count("there must be a rank for every place of both meshes") == 1
+    assert "mpiexec -n 16 xmesh bench paper" in text
+
+
+def test_the_demo_of_an_installed_package_says_where_the_example_is(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(demo, "_EXAMPLE", tmp_path / "coupled_heat.py")
+    monkeypatch.setattr(paper, "main", lambda argv: 0)
+    assert demo.main([]) == 0
+    assert "in examples/ of the source distribution" in capsys.readouterr().out
+
+
+# --- Starting ranks -------------------------------------------------------------------------------
+
+
+def test_a_launcher_is_known_by_its_variables(monkeypatch):
+    for name in launch._SET_BY_LAUNCHERS:
+        monkeypatch.delenv(name, raising=False)
+    assert not launch.launched()
+    monkeypatch.setenv("PMI_RANK", "0")
+    assert launch.launched()
+
+
+def test_no_mpiexec_is_said_with_a_remedy(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(XmeshError, match="pip install"):
+        launch.Launcher.find()
+
+
+def fake_mpiexec(folder: Path, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = folder / "mpiexec"
+    program.write_text(f"#!/bin/sh\necho '{version}'\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(folder / "python"))
+
+
+def test_open_mpi_gets_the_options_that_it_needs(monkeypatch, tmp_path):
+    fake_mpiexec(tmp_path, "mpiexec (Open MPI) 5.0.6", monkeypatch)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    words = launch.Launcher.find().command(20, ["program.py"])
+    assert words[:3] == [str(tmp_path / "mpiexec"), "-n", "20"]
+    assert {"--oversubscribe", "--allow-run-as-root"} < set(words)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert "--allow-run-as-root" not in launch.Launcher.find().command(20, ["program.py"])
+
+
+def test_other_launchers_get_no_such_options(monkeypatch, tmp_path):
+    fake_mpiexec(tmp_path, "HYDRA build details:", monkeypatch)
+    expected = [str(tmp_path / "mpiexec"), "-n", "3", str(tmp_path / "python"), "program.py"]
+    assert launch.Launcher.find().command(3, ["program.py"]) == expected
+
+
+@needs_mpiexec
+def test_lines_and_status_of_ranks_come_back():
+    lines: list[str] = []
+    code = "import sys; sys.stdout.write('out\\n'); sys.stderr.write('err\\n'); sys.exit(7)"
+    status = launch.run_ranks(2, ["-c", code], on_line=lines.append, timeout_s=60)
+    assert status == 7
+    assert {"out", "err"} <= set(lines)
+
+
+@needs_mpiexec
+def test_ranks_that_do_not_end_are_ended(tmp_path):
+    code = (
+        "import os, signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        f"open(os.path.join({str(tmp_path)!r}, str(os.getpid())), 'w').close(); time.sleep(600)"
+    )
+    began_s = time.monotonic()
+    with pytest.raises(XmeshError, match="must end within 5 s"):
+        launch.run_ranks(2, ["-c", code], on_line=lambda line: None, timeout_s=5)
+    assert time.monotonic() - began_s < 30
+    started = [int(path.name) for path in tmp_path.iterdir()]
+    assert started
+    deadline_s = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in started):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)

@@ -1,0 +1,85 @@
+"""The programs in examples/ run, and say that what they computed is right."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from xmesh.bench.launch import Launcher, run_ranks
+from xmesh.errors import XmeshError
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = ROOT / "examples"
+TIMEOUT_S = 60
+
+
+@pytest.fixture(autouse=True)
+def ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        Launcher.find()
+    except XmeshError as error:
+        if "CI" in os.environ:
+            raise
+        pytest.skip(str(error))
+    parts = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(parts))
+
+
+def run(count: int, name: str, *words: str) -> str:
+    lines: list[str] = []
+    argv = [str(EXAMPLES / name), *words]
+    status = run_ranks(count, argv, on_line=lines.append, timeout_s=TIMEOUT_S)
+    text = "\n".join(lines)
+    assert status == 0, text
+    return text
+
+
+def alone(name: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(EXAMPLES / name)],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+def test_every_example_is_tested_here():
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {"reshard.py", "coupled_heat.py"}
+
+
+@pytest.mark.parametrize("count", [2, 4, 5])
+def test_reshard(count):
+    text = run(count, "reshard.py")
+    half = count // 2
+    assert f"S0R@({half}) -> RS0@({count - half})" in text
+    assert len(re.findall(r"^rank \d+ sent rows", text, re.MULTILINE)) == half
+    received = re.findall(r"^rank \d+ has columns .* every element right$", text, re.MULTILINE)
+    assert len(received) == count - half
+    assert "WRONG" not in text
+
+
+# 3 ranks: one analyst, which turns its field without a message; 5: uneven rows and columns.
+@pytest.mark.parametrize("count", [3, 5, 6])
+def test_coupled_heat_equals_one_process(count):
+    text = run(count, "coupled_heat.py", "--steps", "12", "--size", "33", "--every", "5")
+    assert [int(step) for step in re.findall(r"step +(\d+) of 12", text)] == [0, 5, 10]
+    found = re.search(r"3 spectra, largest relative difference to one process: (\S+): equal", text)
+    assert found is not None, text
+    assert float(found.group(1)) < 1e-12
+    assert "the solver waited" in text
+
+
+@pytest.mark.parametrize("name", ["reshard.py", "coupled_heat.py"])
+def test_started_without_mpiexec_they_say_how(name):
+    ended = alone(name)
+    assert ended.returncode != 0
+    assert f"mpiexec -n {4 if name == 'reshard.py' else 6} python examples/{name}" in (
+        ended.stdout + ended.stderr
+    )

@@ -1,0 +1,1 @@
+"""Experiments: each module with a ``main`` is one that ``xmesh bench`` can run."""

@@ -1,0 +1,133 @@
+"""Calibration: latency and bandwidth between and inside hosts, measured by plain MPI messages."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from xmesh.planner import CostModel
+from xmesh.topology import Topology
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+#: Bytes of a message that shows latency.
+_SMALL_NBYTES = 64
+#: Messages in flight when bandwidth is measured, as many as the executor keeps.
+_IN_FLIGHT = 4
+
+
+@dataclass(frozen=True)
+class Link:
+    """What was measured between two ranks.
+
+    Attributes:
+        latency_s: seconds of one small message, one way.
+        bandwidth_Bps: bytes per second of a stream of large messages, one way.
+    """
+
+    latency_s: float
+    bandwidth_Bps: float
+
+
+def calibrate(
+    comm: MPI.Intracomm, topology: Topology, nbytes: int = 8 * 2**20, repeats: int = 5
+) -> tuple[CostModel, list[tuple[int, int, Link]]]:
+    """Measure the links of a cluster; all ranks of the communicator call it.
+
+    Between hosts, the first ranks of neighbouring hosts, one pair at a time; inside a host, the
+    first two ranks of each. A figure for which there is no pair keeps its default.
+
+    Args:
+        comm: the ranks.
+        topology: where they are.
+        nbytes: bytes of a stream from which a bandwidth is taken.
+        repeats: of which the median counts.
+
+    Returns:
+        A cost model of the medians over all pairs, and (rank, rank, link) for each pair; the same
+        on every rank.
+    """
+    leaders = [topology.ranks_of_host(host)[0] for host in range(topology.num_hosts)]
+    between = list(itertools.pairwise(leaders))
+    inside = [
+        (ranks[0], ranks[1])
+        for host in range(topology.num_hosts)
+        if len(ranks := topology.ranks_of_host(host)) > 1
+    ]
+    links = [(a, b, _measure(comm, a, b, nbytes, repeats)) for a, b in (*between, *inside)]
+    defaults = CostModel()
+    outer, inner = links[: len(between)], links[len(between) :]
+    cost = CostModel(
+        nic_bandwidth_Bps=_median([link.bandwidth_Bps for *_, link in outer])
+        or defaults.nic_bandwidth_Bps,
+        nic_latency_s=_median([link.latency_s for *_, link in outer]) or defaults.nic_latency_s,
+        intra_bandwidth_Bps=_median([link.bandwidth_Bps for *_, link in inner])
+        or defaults.intra_bandwidth_Bps,
+        intra_latency_s=_median([link.latency_s for *_, link in inner]) or defaults.intra_latency_s,
+    )
+    return cost, links
+
+
+def _median(values: list[float]) -> float:
+    return statistics.median(values) if values else 0.0
+
+
+def _measure(comm: MPI.Intracomm, a: int, b: int, nbytes: int, repeats: int) -> Link:
+    """One pair; the others wait at the end, so that pairs do not disturb each other."""
+    link = None
+    if comm.rank in (a, b):
+        peer = b if comm.rank == a else a
+        first = comm.rank == a
+        # Once beforehand: connections are made at first use.
+        _round_trip_s(comm, peer, first)
+        trips = [_round_trip_s(comm, peer, first) for _ in range(10 * repeats)]
+        latency_s = statistics.median(trips) / 2
+        streams = [_stream_s(comm, peer, first, nbytes) for _ in range(repeats + 1)][1:]
+        # The acknowledgement costs one latency, which is no part of the bandwidth.
+        seconds = max(statistics.median(streams) - latency_s, 1e-9)
+        link = Link(latency_s, nbytes / seconds)
+    measured: Link = comm.bcast(link, root=a)
+    return measured
+
+
+def _round_trip_s(comm: MPI.Intracomm, peer: int, first: bool) -> float:
+    from mpi4py import MPI
+
+    message = np.zeros(_SMALL_NBYTES, np.uint8)
+    start_s = time.perf_counter()
+    if first:
+        comm.Send([message, MPI.BYTE], peer)
+        comm.Recv([message, MPI.BYTE], peer)
+    else:
+        comm.Recv([message, MPI.BYTE], peer)
+        comm.Send([message, MPI.BYTE], peer)
+    return time.perf_counter() - start_s
+
+
+def _stream_s(comm: MPI.Intracomm, peer: int, first: bool, nbytes: int) -> float:
+    """Seconds until a stream of chunks from the first rank has arrived and is acknowledged."""
+    from mpi4py import MPI
+
+    chunk = max(1, nbytes // 16)
+    buffer = np.zeros(nbytes, np.uint8)
+    chunks = [buffer[at : at + chunk] for at in range(0, nbytes, chunk)]
+    acknowledgement = np.zeros(1, np.uint8)
+    post = comm.Isend if first else comm.Irecv
+    start_s = time.perf_counter()
+    requests: list[MPI.Request] = []
+    for piece in chunks:
+        if len(requests) >= _IN_FLIGHT:
+            requests.pop(0).Wait()
+        requests.append(post([piece, MPI.BYTE], peer))
+    MPI.Request.Waitall(requests)
+    if first:
+        comm.Recv([acknowledgement, MPI.BYTE], peer)
+    else:
+        comm.Send([acknowledgement, MPI.BYTE], peer)
+    return time.perf_counter() - start_s
