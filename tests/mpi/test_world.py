@@ -160,7 +160,8 @@ def test_rival_groups_do_not_hang(comm):
 def small_plan(ranks: list[int], name: str = "t") -> Plan:
     mesh = DeviceMesh(ranks)
     shape = (len(ranks) + 1, 2)
-    return xmesh.plan(Layout(mesh, "S0 R", shape), Layout(mesh, "R S0", shape), "<i4", name=name)
+    src, dst = Layout(mesh, "S0 R", shape), Layout(mesh, "R S0", shape)
+    return xmesh.plan(src, dst, "<i4", strategy="broadcast", scheduler="naive", name=name)
 
 
 def move(reshard: Resharder, rank: int, seed: int) -> str:

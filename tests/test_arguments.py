@@ -1,0 +1,250 @@
+"""What is refused, and in which words: rule, values, context (rank, tensor, layouts), remedy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import oracle
+import pytest
+
+import xmesh
+from xmesh import Box, DeviceMesh, Layout, Resharder
+from xmesh.errors import ArrayError, PlanError, TransportError
+
+SRC = Layout(DeviceMesh([0, 1]), "S0 R", (4, 6))
+DST = Layout(DeviceMesh([1, 2]), "R S0", (4, 6))
+PLAN = xmesh.plan(SRC, DST, "<f4", name="w_up")
+WHERE = "tensor 'w_up', S0R@(2) -> RS0@(2)"
+
+PIECES = Layout.from_boxes(
+    {0: [Box((0,), (2,)), Box((4,), (8,))], 1: [Box((2,), (4,))], 3: []}, (8,)
+)
+
+
+def good() -> dict[int, Any]:
+    return {rank: np.zeros((2, 6), "<f4") for rank in SRC.ranks}
+
+
+def text_of(local: dict[int, Any], out: Any = None, plan: xmesh.Plan = PLAN) -> str:
+    with Resharder(plan) as reshard:
+        with pytest.raises(ArrayError) as caught:
+            reshard(local, out)
+        if plan is PLAN:
+            reshard(good())  # a refused first call leaves nothing behind
+    text = str(caught.value)
+    assert "remedy:" in text
+    assert f"tensor {plan.name!r}" in text
+    return text
+
+
+def test_wrong_shape():
+    text = text_of({**good(), 1: np.zeros((3, 6), "<f4")})
+    assert "local must have the shape of the rank's box" in text
+    assert "shape (3, 6), the layout gives (2, 6) for [2:4, 0:6]" in text
+    assert f"rank 1, {WHERE}" in text
+
+
+def test_right_number_of_elements_in_another_shape():
+    assert "shape (12,), the layout gives (2, 6)" in text_of({**good(), 0: np.zeros(12, "<f4")})
+
+
+@pytest.mark.parametrize("dtype", [">f4", "<f8", "<i4", "V4"])
+def test_wrong_dtype(dtype):
+    text = text_of({**good(), 0: np.zeros((2, 6), dtype)})
+    assert "local must have the dtype of the plan" in text
+    assert f"{np.dtype(dtype).str}, the plan has <f4" in text
+    assert "rank 0" in text
+    assert "astype" in text
+
+
+def test_object_arrays():
+    text = text_of({**good(), 0: np.empty((2, 6), object)})
+    assert "local must have the dtype of the plan" in text
+    assert "|O, the plan has <f4" in text
+    with pytest.raises(PlanError, match="elements must have a fixed size"):
+        xmesh.plan(SRC, DST, object)
+
+
+def test_missing_array():
+    text = text_of({0: good()[0]})
+    assert "a source rank must pass its local array" in text
+    assert "None" in text
+    assert "rank 1" in text
+    assert "holds [2:4, 0:6]" in text
+    assert "pass an array of shape (2, 6) and dtype float32" in text
+
+
+def test_array_on_a_rank_that_holds_nothing():
+    text = text_of({**good(), 2: np.zeros((2, 6), "<f4")})
+    assert "a rank outside the source layout passes None" in text
+    assert "ndarray" in text
+    assert "rank 2" in text
+    assert "source ranks 0, 1" in text
+
+
+def test_out_on_a_rank_that_needs_nothing():
+    text = text_of(good(), {0: np.zeros((4, 3), "<f4")})
+    assert "a rank outside the destination layout passes out=None" in text
+    assert "destination ranks 1, 2" in text
+
+
+def test_what_is_no_array():
+    for value in ([[0.0] * 6] * 2, "text", 3.0, (1, 2)):
+        text = text_of({**good(), 1: value})
+        assert "local must be an array" in text
+        assert type(value).__name__ in text
+        assert "rank 1" in text
+
+
+class OnDevice:
+    """An array in device memory, as far as anyone can tell from outside."""
+
+    shape, dtype = (2, 6), np.dtype("<f4")
+    __cuda_array_interface__ = {  # noqa: RUF012 - as on the real ones
+        "shape": (2, 6),
+        "typestr": "<f4",
+        "data": (0x7F0000000000, False),
+        "version": 3,
+    }
+
+    def __array__(self, *arguments: Any, **options: Any) -> Any:
+        raise AssertionError("nobody may ask for a host copy")
+
+
+def test_device_arrays():
+    text = text_of({**good(), 0: OnDevice()})
+    assert "local must lie in host memory for this transport" in text
+    assert "OnDevice in device memory" in text
+    assert "rank 0" in text
+    text = text_of(good(), {1: OnDevice()})
+    assert "out must lie in host memory" in text
+
+
+def test_wrong_out():
+    text = text_of(good(), {2: np.zeros((3, 4), "<f4")})
+    assert "out must have the shape of the rank's box" in text
+    assert "shape (3, 4), the layout gives (4, 3)" in text
+    assert "out must have the dtype" in text_of(good(), {2: np.zeros((4, 3), "<f8")})
+
+
+def test_read_only_out():
+    out = np.zeros((4, 3), "<f4")
+    out.flags.writeable = False
+    text = text_of(good(), {2: out})
+    assert "out must be writable" in text
+    assert "a read-only array of shape (4, 3)" in text
+    assert "out must be writable" in text_of(
+        good(), {2: np.broadcast_to(np.zeros(3, "<f4"), (4, 3))}
+    )
+
+
+def test_out_that_would_be_lost():
+    """A NumPy scalar is copied by whoever asks for its array."""
+    scalar = Layout(DeviceMesh([0]), "", ())
+    plan = xmesh.plan(scalar, scalar, "<f4")
+    text = text_of({0: np.float32(1)}, {0: np.float32(0)}, plan)
+    assert "out must be an array" in text
+    with Resharder(plan) as reshard:
+        assert reshard({0: np.float32(7)})[0] == 7
+
+
+def test_out_that_overlaps_local():
+    base = np.zeros((4, 6), "<f4")
+    text = text_of({**good(), 1: base[:2]}, {1: base[:, 3:]})
+    assert "out must not share memory with local" in text
+    assert "local of shape (2, 6), out of shape (4, 3)" in text
+    assert "rank 1" in text
+
+
+def test_out_beside_local_in_one_buffer():
+    """Interleaved, so each lies within the other's bounds, and no element is in both."""
+    base = np.zeros((8, 6), "<f4")
+    base[:2] = 5
+    plan = xmesh.plan(SRC, SRC, "<f4")
+    with Resharder(plan) as reshard:
+        both = np.zeros((2, 12), "<f4")
+        both[:, ::2] = 5
+        result = reshard({0: both[:, ::2], 1: good()[1]}, {0: both[:, 1::2]})
+    assert result[0].tolist() == [[5] * 6] * 2
+
+
+def test_outs_that_overlap_each_other():
+    plan = xmesh.plan(PIECES, PIECES, "<f4")
+    local = {0: [np.zeros(2, "<f4"), np.zeros(4, "<f4")], 1: np.zeros(2, "<f4")}
+    out = np.zeros(5, "<f4")
+    text = text_of(local, {0: [out[:2], out[1:]]}, plan)
+    assert "arrays of out must not share memory with each other" in text
+    assert "array 1 of shape (4,)" in text
+
+
+def test_wrong_number_of_boxes():
+    plan = xmesh.plan(PIECES, one_rank := Layout(DeviceMesh([2]), "R", (8,)), "<f4")
+    right = {0: [np.zeros(2, "<f4"), np.zeros(4, "<f4")], 1: np.zeros(2, "<f4")}
+    text = text_of({**right, 0: [np.zeros(2, "<f4")]}, None, plan)
+    assert "local must be a sequence of one array for each box of the rank" in text
+    assert "1 arrays" in text
+    assert "its 2 boxes: [0:2] [4:8]" in text
+    text = text_of({**right, 0: np.zeros(6, "<f4")}, None, plan)
+    assert "ndarray" in text
+    back = xmesh.plan(one_rank, PIECES, "<f4")
+    text = text_of({2: np.zeros(8, "<f4")}, {0: [np.zeros(2, "<f4")] * 3}, back)
+    assert "out must be a sequence of one array for each box" in text
+    assert "3 arrays" in text
+
+
+def test_boxes_in_another_order():
+    plan = xmesh.plan(PIECES, PIECES, "<f4")
+    local = {0: [np.zeros(4, "<f4"), np.zeros(2, "<f4")], 1: np.zeros(2, "<f4")}
+    assert "shape (4,), the layout gives (2,) for [0:2]" in text_of(local, None, plan)
+
+
+def test_the_lowest_rank_speaks_when_several_are_wrong():
+    text = text_of({0: np.zeros(1, "<f4"), 1: None})
+    assert "rank 0" in text
+    assert "shape (1,)" in text
+
+
+def test_arguments_that_are_no_dicts_under_loopback():
+    with Resharder(PLAN) as reshard:
+        for arguments in ((np.zeros((2, 6), "<f4"),), (good(), np.zeros((4, 3), "<f4"))):
+            with pytest.raises(ArrayError, match="dicts from rank to array") as caught:
+                reshard(*arguments)
+            assert "ndarray" in str(caught.value)
+        reshard(good())
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [memoryview, bytearray, lambda a: type("Has", (), {"__array__": lambda s, *_, **k: a})()],
+    ids=["memoryview", "bytearray", "__array__"],
+)
+def test_anything_with_a_buffer_is_an_array(wrap):
+    layout = Layout(DeviceMesh([0]), "R", (8,))
+    other = Layout(DeviceMesh([1]), "R", (8,))
+    array = oracle.whole((8,), "u1")
+    with Resharder(xmesh.plan(layout, other, "u1")) as reshard:
+        out = wrap(np.zeros(8, "u1"))
+        result = reshard({0: wrap(array)}, {1: out})
+    assert result[1] is out
+    assert np.asarray(out).tolist() == array.tolist()
+
+
+def test_rank_with_empty_boxes_may_pass_none_or_an_empty_array():
+    src = Layout(DeviceMesh([0, 1, 2, 3]), "S0", (3,))
+    dst = Layout(DeviceMesh([4]), "R", (3,))
+    local: dict[int, Any] = {rank: np.full(1, rank, "<i8") for rank in range(3)}
+    with Resharder(xmesh.plan(src, dst, "<i8")) as reshard:
+        assert reshard(local)[4].tolist() == [0, 1, 2]
+        assert reshard({**local, 3: np.zeros(0, "<i8")})[4].tolist() == [0, 1, 2]
+        with pytest.raises(ArrayError, match="dtype of the plan"):
+            reshard({**local, 3: np.zeros(0, "<f4")})
+
+
+def test_what_is_no_plan_and_no_transport():
+    with pytest.raises(PlanError, match="a Resharder needs a Plan"):
+        Resharder(SRC)  # type: ignore[arg-type]
+    with pytest.raises(TransportError, match="transport must be one of auto, mpi, loopback"):
+        Resharder(PLAN, transport="tcp")
+    with pytest.raises(TransportError, match="loopback runs without a communicator"):
+        Resharder(PLAN, transport="mpi")
