@@ -152,11 +152,12 @@ def test_rows_survive_json_and_have_the_keys_that_others_read():
 
 
 def test_the_table_shows_what_was_measured():
-    text = rendered([ROW, replace(ROW, case=7, time_s=1.5)], width=120)
+    text = rendered([ROW, replace(ROW, case=7, time_s=1.5)], width=150)
     lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
     assert lines[0].startswith("case source -> destination tasks strategy")
     assert lines[2] == (
-        "3 RS0R@(2,4) -> S0RR@(2,4) 4 broadcast 512 B 512 B 1.00 ms 2.000 2.10 ms 30.5 ms ok"
+        "3 RS0R@(2,4) -> S0RR@(2,4) 4 broadcast auto 512 B 512 B 2.00 ms 1.00 ms 2.000 2.10 ms "
+        "30.5 ms ok"
     )
     assert lines[3].startswith("7 ")
     assert "1.50 s" in text
@@ -169,7 +170,7 @@ def test_a_table_in_a_file_is_as_wide_as_it_must_be():
     row = replace(ROW, strategy="global_allgather", sent_nbytes=(1000 * 2**20,))
     show.print_table([row], Console(file=stream))
     assert "…" not in stream.getvalue()
-    assert "global_allgather 1000 MiB" in " ".join(stream.getvalue().split())
+    assert "global_allgather auto 1000 MiB" in " ".join(stream.getvalue().split())
 
 
 def test_a_narrow_terminal_gets_fewer_columns_but_no_cut_ones():
