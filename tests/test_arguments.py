@@ -248,3 +248,14 @@ def test_what_is_no_plan_and_no_transport():
         Resharder(PLAN, transport="tcp")
     with pytest.raises(TransportError, match="loopback runs without a communicator"):
         Resharder(PLAN, transport="mpi")
+
+
+def test_a_dict_with_a_rank_outside_the_plan_is_refused():
+    mesh = xmesh.DeviceMesh([0, 1])
+    plan = xmesh.plan(xmesh.Layout(mesh, "S0", (4,)), xmesh.Layout(mesh, "R", (4,)), name="field")
+    halves = {rank: np.zeros(2, "float32") for rank in (0, 1)}
+    with xmesh.Resharder(plan) as resharder:
+        with pytest.raises(xmesh.errors.ArrayError, match=r"'7' is not among them") as caught:
+            resharder(halves | {"7": halves[0]})
+        assert "tensor 'field'" in str(caught.value)
+        assert resharder(halves)[1].shape == (4,)

@@ -50,7 +50,7 @@ def reshard(
         comm: an mpi4py communicator that holds every rank of both meshes, or a World.
         out: where to write on destination ranks; default new arrays.
         dtype: element type; default that of the source ranks' arrays.
-        topology: rank -> host; default the hosts that MPI names.
+        topology: rank -> host; default that of the World, or the hosts that MPI names.
         strategy: see ``plan``.
         scheduler: see ``plan``.
         seed: see ``plan``.
@@ -76,6 +76,8 @@ def reshard(
     ranks = tuple(sorted({*src.ranks, *dst.ranks}))
     if rank not in ranks:
         return None
+    if topology is None:
+        topology = getattr(comm, "topology", None)
     hosts = None if topology is None else topology.to_json()
     inputs = {"src": src.to_json(), "dst": dst.to_json(), "topology": hosts, **options}
     shared = {part: short(value) for part, value in inputs.items()}

@@ -146,10 +146,13 @@ class Resharder:
                 )
             )
         loopback = self._binding.loopback
+        if loopback:
+            _require_mapping(local, self.plan)
+            _require_mapping(out, self.plan)
         parts = []
         for member in self._members:
-            mine = _of_rank(local, member.rank) if loopback else local
-            target = _of_rank(out, member.rank) if loopback else out
+            mine = (local or {}).get(member.rank) if loopback else local
+            target = (out or {}).get(member.rank) if loopback else out
             parts.append(_Part(member, mine, target, self._calls, self._binding.first_tag))
         request = Request(self, parts, self._calls)
         self._calls += 1
@@ -422,16 +425,24 @@ class _Part:
         )
 
 
-def _of_rank(argument: Any, rank: int) -> Any:
-    """A rank's share of an argument under loopback."""
-    if argument is None:
-        return None
-    if not isinstance(argument, Mapping):
+def _require_mapping(argument: Any, plan: Plan) -> None:
+    """Check the form of an argument under loopback."""
+    if argument is not None and not isinstance(argument, Mapping):
         raise ArrayError(
             explain(
                 "under the loopback transport arguments are dicts from rank to array",
                 values=f"{type(argument).__name__}",
+                context=f"tensor {plan.name!r}, {plan.src} -> {plan.dst}",
                 remedy="pass {rank: array, ...} for all ranks of the mesh",
             )
         )
-    return argument.get(rank)
+    strangers = [rank for rank in argument or {} if rank not in plan.ranks]
+    if strangers:
+        raise ArrayError(
+            explain(
+                "under the loopback transport arguments are given for ranks of the plan",
+                values=f"{', '.join(map(repr, strangers[:8]))} is not among them",
+                context=f"tensor {plan.name!r}, {plan.src} -> {plan.dst}",
+                remedy="use the ranks of the two meshes as keys",
+            )
+        )
