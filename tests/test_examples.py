@@ -33,7 +33,7 @@ def ready(monkeypatch: pytest.MonkeyPatch) -> None:
 def run(count: int, name: str, *words: str) -> str:
     lines: list[str] = []
     argv = [str(EXAMPLES / name), *words]
-    status = run_ranks(count, argv, on_line=lines.append, timeout_s=TIMEOUT_S)
+    status = run_ranks(count, argv, on_line=lines.append, timeout_s=TIMEOUT_S, import_from=ROOT)
     text = "\n".join(lines)
     assert status == 0, text
     return text

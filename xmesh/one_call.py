@@ -77,7 +77,9 @@ def reshard(
     if rank not in ranks:
         return None
     if topology is None:
-        topology = getattr(comm, "topology", None)
+        # A World's; an mpi4py communicator has an attribute of this name too, a number.
+        found = getattr(comm, "topology", None)
+        topology = found if isinstance(found, Topology) else None
     hosts = None if topology is None else topology.to_json()
     inputs = {"src": src.to_json(), "dst": dst.to_json(), "topology": hosts, **options}
     shared = {part: short(value) for part, value in inputs.items()}

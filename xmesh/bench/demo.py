@@ -11,7 +11,8 @@ from xmesh.bench import paper
 from xmesh.bench.launch import run_ranks
 from xmesh.errors import XmeshError, explain
 
-_EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "coupled_heat.py"
+_ROOT = Path(__file__).resolve().parents[2]
+_EXAMPLE = _ROOT / "examples" / "coupled_heat.py"
 _EXAMPLE_RANKS = 6
 _TIMEOUT_S = 120
 
@@ -36,7 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         say("\nThe second half, coupled_heat.py, is in examples/ of the source distribution.")
         return status
     say(f"\nA heat solver on 4 ranks, its analysis on 2: mpiexec -n 6 python {_short(_EXAMPLE)}\n")
-    ended = run_ranks(_EXAMPLE_RANKS, [str(_EXAMPLE)], on_line=say, timeout_s=_TIMEOUT_S)
+    ended = run_ranks(
+        _EXAMPLE_RANKS, [str(_EXAMPLE)], on_line=say, timeout_s=_TIMEOUT_S, import_from=_ROOT
+    )
     if ended:
         raise XmeshError(
             explain(

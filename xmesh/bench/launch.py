@@ -97,7 +97,12 @@ def launched() -> bool:
 
 
 def run_ranks(
-    count: int, argv: Sequence[str], *, on_line: Callable[[str], None], timeout_s: float
+    count: int,
+    argv: Sequence[str],
+    *,
+    on_line: Callable[[str], None],
+    timeout_s: float,
+    import_from: Path | None = None,
 ) -> int:
     """Run this Python on some ranks until all of them have ended.
 
@@ -106,6 +111,7 @@ def run_ranks(
         argv: what follows ``python``: a program, or ``-m`` and a module, and its arguments.
         on_line: called with each line that a rank prints, on stdout or stderr.
         timeout_s: seconds after which the ranks are ended.
+        import_from: a folder that the ranks look for modules in first; default the usual ones.
 
     Returns:
         Exit status of mpiexec.
@@ -120,6 +126,9 @@ def run_ranks(
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         environment.setdefault(name, "1")
     environment.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
+    if import_from is not None:
+        folders = [str(import_from), environment.get("PYTHONPATH", "")]
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
     deadline = time.monotonic() + timeout_s
     process = subprocess.Popen(
         command,
