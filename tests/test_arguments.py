@@ -214,20 +214,97 @@ def test_arguments_that_are_no_dicts_under_loopback():
         reshard(good())
 
 
+def line(ranks: tuple[int, int] = (0, 1)) -> xmesh.Plan:
+    """A plan that moves eight bytes from one rank to another."""
+    src, dst = (Layout(DeviceMesh([rank]), "R", (8,)) for rank in ranks)
+    return xmesh.plan(src, dst, "u1")
+
+
+def with_method(name: str, value: Any) -> Any:
+    """An object that has one attribute."""
+    return type("Has", (), {name: value})()
+
+
 @pytest.mark.parametrize(
-    "wrap",
-    [memoryview, bytearray, lambda a: type("Has", (), {"__array__": lambda s, *_, **k: a})()],
-    ids=["memoryview", "bytearray", "__array__"],
+    "wrap", [memoryview, bytearray, np.asarray], ids=lambda wrap: wrap.__name__
 )
 def test_anything_with_a_buffer_is_an_array(wrap):
-    layout = Layout(DeviceMesh([0]), "R", (8,))
-    other = Layout(DeviceMesh([1]), "R", (8,))
     array = oracle.whole((8,), "u1")
-    with Resharder(xmesh.plan(layout, other, "u1")) as reshard:
+    with Resharder(line()) as reshard:
         out = wrap(np.zeros(8, "u1"))
         result = reshard({0: wrap(array)}, {1: out})
     assert result[1] is out
     assert np.asarray(out).tolist() == array.tolist()
+
+
+def test_what_can_only_be_copied_is_read_but_not_written_to():
+    array = oracle.whole((8,), "u1")
+    copies = with_method("__array__", lambda self, *_, **__: array.copy())
+    with Resharder(line()) as reshard:
+        assert reshard({0: copies})[1].tolist() == array.tolist()
+        with pytest.raises(ArrayError, match="out must be an array"):
+            reshard({0: array}, {1: copies})
+
+
+def test_subclasses_of_arrays_are_seen_as_plain_arrays():
+    layout = Layout(DeviceMesh([0]), "R R", (2, 4))
+    other = Layout(DeviceMesh([1]), "R R", (2, 4))
+    with Resharder(xmesh.plan(layout, other, "u1")) as reshard:
+        out: Any = np.zeros((2, 4), "u1").view(type("Mine", (np.ndarray,), {}))
+        array = oracle.whole((2, 4), "u1")
+        assert reshard({0: array.view(type("Mine", (np.ndarray,), {}))}, {1: out})[1] is out
+        assert out.tolist() == array.tolist()
+        with pytest.raises(ArrayError, match="a masked array, whose mask would be lost"):
+            reshard({0: np.ma.masked_array(array)})
+
+
+def test_what_fails_while_it_is_read_is_refused_and_later_calls_go_on():
+    def breaks(self: Any) -> Any:
+        raise RuntimeError("requires grad")
+
+    array = oracle.whole((8,), "u1")
+    with Resharder(line()) as reshard:
+        for _ in range(2):
+            reshard({0: array})
+            with pytest.raises(ArrayError, match="RuntimeError: requires grad"):
+                reshard({0: with_method("__array_interface__", property(breaks))})
+        assert reshard({0: array})[1].tolist() == array.tolist()
+
+
+def test_memory_of_a_call_in_flight_is_left_alone():
+    array, out = oracle.whole((8,), "u1"), np.zeros(8, "u1")
+    with Resharder(line()) as reshard:
+        reshard({0: array})
+        first = reshard.start({0: array}, {1: out})
+        second = reshard.start({0: array}, {1: out})
+        over = first.test()
+        first.wait()
+        if not over:
+            with pytest.raises(ArrayError, match="must not share memory"):
+                second.wait()
+
+
+def test_the_cause_is_raised_before_what_comes_of_it():
+    src, dst = (Layout(DeviceMesh(ranks), "S0", (8,)) for ranks in ([2, 3], [0, 1]))
+    halves = {rank: np.zeros(4, "u1") for rank in (2, 3)}
+    with Resharder(xmesh.plan(src, dst, "u1")) as reshard:
+        reshard(halves)
+        with pytest.raises(ArrayError, match="must have the dtype of the plan"):
+            reshard(halves | {2: np.zeros(4, "f4")})
+
+
+@pytest.mark.parametrize("timeout_s", [-1, float("nan"), "5", None])
+def test_a_time_out_is_a_number(timeout_s):
+    with pytest.raises(
+        xmesh.errors.OptionError, match="a time-out must be a number of seconds >= 0"
+    ):
+        Resharder(line(), timeout_s=timeout_s)
+
+
+@pytest.mark.parametrize("staging_nbytes", [-1, "big", 1.5])
+def test_staging_memory_is_a_number_of_bytes(staging_nbytes):
+    with pytest.raises(xmesh.errors.OptionError, match="staging_nbytes must be an integer >= 0"):
+        Resharder(line(), staging_nbytes=staging_nbytes)
 
 
 def test_rank_with_empty_boxes_may_pass_none_or_an_empty_array():

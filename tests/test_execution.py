@@ -264,7 +264,7 @@ def test_a_wrong_array_after_a_good_call(strategy):
             request = reshard.start({0: array[:-1]})
             with pytest.raises(ArrayError, match="local must have the shape"):
                 request.wait()
-            errors = {part.member.rank: part.error() for part in request._parts}
+            errors = {part.member.rank: part.error() for part in request.parts}
             assert type(errors.pop(0)) is ArrayError
             for rank, error in errors.items():
                 assert type(error) is PeerError

@@ -216,6 +216,11 @@ class Agreement:
         below = [peer for peer in self._incoming if peer != self._parent]
         return below or list(self._incoming)
 
+    @property
+    def waits_above(self) -> bool:
+        """Only the verdict is missing: who has not called, others know."""
+        return list(self._incoming) == [self._parent]
+
     def abandon(self) -> None:
         """Give up after a time-out."""
         receives, sends = [handle for _, handle in self._incoming.values()], self._sending

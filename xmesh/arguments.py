@@ -150,17 +150,8 @@ def _check(
         )
     arrays = []
     for item, box in zip(values, boxes, strict=True):
-        if what == "out" and isinstance(item, np.generic):
-            raise ArrayError(
-                explain(
-                    "out must be an array",
-                    values=f"{type(item).__name__}, a scalar that nothing can be written to",
-                    context=_where(plan, rank),
-                    remedy="pass an array of shape (), such as numpy.zeros((), dtype)",
-                )
-            )
         try:
-            array = host_array(item, what)
+            array = host_array(item, what, writable=what == "out")
         except ArrayError as error:
             raise ArrayError(f"{error}\n  context: {_where(plan, rank)}") from None
         if array.dtype != plan.dtype:

@@ -20,35 +20,54 @@ Slices = tuple[slice, ...]
 _PLAIN = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
 
 
-def host_array(value: Any, what: str) -> NDArray[Any]:
-    """The NumPy array behind an argument, without a copy.
+def host_array(value: Any, what: str, writable: bool = False) -> NDArray[Any]:
+    """The NumPy array behind an argument.
 
     Args:
-        value: an ndarray, a NumPy scalar, or anything with ``__array_interface__``, ``__array__``
-            or the buffer protocol.
+        value: an ndarray, or anything with ``__array_interface__`` or the buffer protocol, whose
+            memory is used in place; to read from, also a NumPy scalar or an object with
+            ``__array__``, which may copy.
         what: what the argument is called in an error.
+        writable: it is written to, so that a copy would lose what is written.
 
     Raises:
-        ArrayError: it is none of these, or lies in device memory.
+        ArrayError: it is none of these, lies in device memory, or cannot be read.
     """
+    if isinstance(value, np.ma.MaskedArray):
+        raise _not_an_array(value, what, "a masked array, whose mask would be lost")
     if isinstance(value, np.ndarray):
-        return value
-    if hasattr(value, "__cuda_array_interface__"):
-        raise ArrayError(
-            explain(
-                f"{what} must lie in host memory for this transport",
-                values=f"{type(value).__module__}.{type(value).__name__} in device memory",
-                remedy="copy it to the host first, for example with cupy.asnumpy",
+        return value.view(np.ndarray)
+    in_place = ("__array_interface__", "__array_struct__", "__buffer__")
+    try:
+        if hasattr(value, "__cuda_array_interface__"):
+            kind = f"{type(value).__module__}.{type(value).__name__}"
+            raise ArrayError(
+                explain(
+                    f"{what} must lie in host memory for this transport",
+                    values=f"{kind} in device memory",
+                    remedy="copy it to the host first, for example with cupy.asnumpy",
+                )
             )
+        shares = isinstance(value, (memoryview, bytearray)) or any(
+            hasattr(value, name) for name in in_place
         )
-    if isinstance(value, (np.generic, memoryview, bytearray)) or any(
-        hasattr(value, name) for name in ("__array_interface__", "__array__", "__buffer__")
-    ):
-        return np.asarray(value)
-    raise ArrayError(
+        if isinstance(value, np.generic) and writable:
+            raise _not_an_array(value, what, "a scalar that nothing can be written to")
+        if shares or (not writable and hasattr(value, "__array__")):
+            return np.asarray(value)
+    except ArrayError:
+        raise
+    except Exception as error:
+        # Whatever a foreign object raises: this rank must be able to tell the others.
+        raise _not_an_array(value, what, f"{type(error).__name__}: {error}") from error
+    raise _not_an_array(value, what, "")
+
+
+def _not_an_array(value: Any, what: str, why: str) -> ArrayError:
+    return ArrayError(
         explain(
             f"{what} must be an array",
-            values=f"{type(value).__name__}",
+            values=f"{type(value).__name__}" + (f", {why}" if why else ""),
             remedy="pass a numpy array, or an object with __array_interface__ or a buffer",
         )
     )

@@ -86,7 +86,9 @@ def bind(
         programs = [compile_program(plan, rank)]
     except XmeshError as error:
         record = Record.of_error(rank, error)
-    endpoint, verdict = connect(context, ranks, record, timeout_s, f"tensor {plan.name!r}")
+    endpoint, verdict = connect(
+        context, ranks, record, timeout_s, f"tensor {plan.name!r}", num_tags
+    )
     endpoint.reserve_tags(verdict.next_tag, num_tags)
     return Binding((endpoint,), programs, verdict.next_tag, context.progress, loopback=False)
 
@@ -190,11 +192,11 @@ def agree(
 
     def give_up() -> XmeshError:
         missing = ", ".join(map(str, agreement.waiting_for()))
-        agreement.abandon()
         return TransferTimeout(
             explain(
                 f"all {len(ranks)} ranks must call within {timeout_s:g} s",
-                values=f"rank {record.rank} has heard nothing from rank {missing}",
+                values=f"rank {record.rank} has heard nothing from rank {missing}"
+                + (", which may itself wait for another" if agreement.waits_above else ""),
                 context=f"{subject}, set-up among ranks {', '.join(map(str, ranks[:16]))}"
                 + (" ..." if len(ranks) > 16 else ""),
                 remedy="look for an error on that rank, or for a call that it did not make",
@@ -204,6 +206,10 @@ def agree(
     context.progress.active.append(agreement)
     try:
         context.progress.wait(lambda: agreement.over, timeout_s, give_up)
+    except BaseException:
+        # Also after an interrupt: a receive left behind would take a later agreement's message.
+        agreement.abandon()
+        raise
     finally:
         context.progress.active.remove(agreement)
     verdict = agreement.verdict or record
@@ -219,15 +225,19 @@ def connect(
     record: Record,
     timeout_s: float,
     subject: str,
+    num_tags: int = 0,
 ) -> tuple[Endpoint, Record]:
     """Agree with a group, and get this rank's endpoint in it; ``release`` it after use.
+
+    The endpoint is new where some rank has none, or none with as many tags left as are wanted.
 
     Raises:
         XmeshError, TransferTimeout: see ``agree``.
     """
     cached = context.cached(ranks)
     next_tag = 0 if cached is None else cached.next_tag
-    record = replace(record, next_tag=next_tag, fresh=cached is None)
+    full = next_tag + num_tags > context.handshake_tag
+    record = replace(record, next_tag=next_tag, fresh=cached is None or full)
     verdict = agree(context, ranks, record, timeout_s, subject)
     endpoint = context.endpoint(ranks, verdict.fresh)
     return endpoint, replace(verdict, next_tag=0) if verdict.fresh else verdict

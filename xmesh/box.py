@@ -74,7 +74,19 @@ class Box:
         return any(a == b for a, b in zip(self.start, self.stop, strict=True))
 
     def intersect(self, other: Box) -> Box | None:
-        """The elements in both boxes, or None when there are none."""
+        """The elements in both boxes, or None when there are none.
+
+        Raises:
+            LayoutError: the boxes have different numbers of dimensions.
+        """
+        if len(self.start) != len(other.start):
+            raise LayoutError(
+                explain(
+                    "boxes of one array have the same number of dimensions",
+                    values=f"{self} and {other}",
+                    remedy="intersect boxes of the same array",
+                )
+            )
         start = tuple(map(max, self.start, other.start))
         stop = tuple(map(min, self.stop, other.stop))
         for a, b in zip(start, stop, strict=True):

@@ -10,7 +10,6 @@ import json
 from typing import Any
 
 import numpy as np
-from numpy.lib import format as npy_format
 
 from xmesh.errors import PlanError, explain
 
@@ -25,7 +24,7 @@ def as_dtype(value: Any) -> np.dtype[Any]:
     """
     try:
         dtype: np.dtype[Any] = np.dtype(value)
-    except TypeError as error:
+    except (TypeError, ValueError, SyntaxError) as error:
         dtype = _from_ml_dtypes(value, error)
     if dtype.hasobject or dtype.itemsize == 0 or dtype.kind in "OT":
         raise PlanError(
@@ -38,7 +37,7 @@ def as_dtype(value: Any) -> np.dtype[Any]:
     return dtype
 
 
-def _from_ml_dtypes(name: Any, error: TypeError) -> np.dtype[Any]:
+def _from_ml_dtypes(name: Any, error: Exception) -> np.dtype[Any]:
     try:
         scalar: Any = getattr(importlib.import_module("ml_dtypes"), str(name))
         found: np.dtype[Any] = np.dtype(scalar)
@@ -55,9 +54,23 @@ def _from_ml_dtypes(name: Any, error: TypeError) -> np.dtype[Any]:
 
 def dtype_name(dtype: np.dtype[Any]) -> str:
     """A name for which ``named_dtype(dtype_name(d)) == d``, the same on every rank."""
-    if dtype.fields is not None or dtype.subdtype is not None:
-        return json.dumps(npy_format.dtype_to_descr(dtype))
-    # NumPy writes dtypes of other packages as raw bytes ("<V2"); their own name tells them apart.
+    described = _describe(dtype)
+    return described if isinstance(described, str) else json.dumps(described)
+
+
+def _describe(dtype: np.dtype[Any]) -> Any:
+    """Plain data; NumPy's own descr would write fields of other packages' dtypes as raw bytes."""
+    if dtype.subdtype is not None:
+        base, shape = dtype.subdtype
+        return {"base": _describe(base), "shape": list(shape)}
+    if dtype.fields is not None and dtype.names is not None:
+        fields = [dtype.fields[name] for name in dtype.names]
+        return {
+            "names": list(dtype.names),
+            "formats": [_describe(field[0]) for field in fields],
+            "offsets": [int(field[1]) for field in fields],
+            "itemsize": int(dtype.itemsize),
+        }
     return dtype.str if dtype.type.__module__ == "numpy" else dtype.name
 
 
@@ -67,15 +80,26 @@ def named_dtype(name: str) -> np.dtype[Any]:
     Raises:
         PlanError: as ``as_dtype``.
     """
-    if name.startswith(("[", "{", '"')):
-        return npy_format.descr_to_dtype(_tuples(json.loads(name)))
-    return as_dtype(name)
+    if not name.startswith("{"):
+        return as_dtype(name)
+    try:
+        return as_dtype(_rebuild(json.loads(name)))
+    except (KeyError, TypeError, ValueError) as error:
+        raise PlanError(
+            explain(
+                "a structured dtype is written as its names, formats, offsets and itemsize",
+                values=f"{name[:80]!r} ({error})",
+                remedy="take it from a plan's JSON text",
+            )
+        ) from error
 
 
-def _tuples(descr: Any) -> Any:
-    """JSON has no tuples, and a descr needs them: fields and shapes."""
-    if isinstance(descr, list):
-        if all(isinstance(item, list) for item in descr):
-            return [tuple(_tuples(part) for part in item) for item in descr]
-        return tuple(_tuples(item) for item in descr)
-    return descr
+def _rebuild(described: Any) -> np.dtype[Any]:
+    if isinstance(described, str):
+        return as_dtype(described)
+    if "base" in described:
+        return np.dtype((_rebuild(described["base"]), tuple(described["shape"])))
+    formats = [_rebuild(part) for part in described["formats"]]
+    parts: Any = {**described, "formats": formats}
+    found: np.dtype[Any] = np.dtype(parts)
+    return found

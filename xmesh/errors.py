@@ -48,6 +48,10 @@ class TopologyError(XmeshError, ValueError):
     """A rank without a host, or hosts that cannot be found out."""
 
 
+class OptionError(XmeshError, ValueError):
+    """An option, such as a time-out or a size, with a value that has no meaning."""
+
+
 class PlanError(XmeshError, ValueError):
     """Two layouts, or options, for which there is no plan, or a plan that is not sound."""
 

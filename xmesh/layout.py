@@ -74,6 +74,14 @@ class Layout:
         shape: Iterable[int],
         uneven: str = "ceil",
     ) -> None:
+        if not isinstance(mesh, DeviceMesh):
+            raise LayoutError(
+                explain(
+                    "a layout needs a DeviceMesh",
+                    values=f"{mesh!r} of type {type(mesh).__name__}",
+                    remedy="build one: xmesh.DeviceMesh([[0, 1], [2, 3]])",
+                )
+            )
         extents = _checked_shape(shape)
         canonical = ShardingSpec.coerce(spec, ndim=len(extents)).resolve(mesh)
         if canonical.ndim != len(extents):
@@ -122,6 +130,14 @@ class Layout:
                 overlaps another of the same rank; a rank that is no int >= 0.
         """
         extents = _checked_shape(shape)
+        if not isinstance(boxes, Mapping) or any(isinstance(v, Box) for v in boxes.values()):
+            raise LayoutError(
+                explain(
+                    "explicit boxes are a dict from rank to a list of boxes",
+                    values=f"{boxes!r:.80} of type {type(boxes).__name__}",
+                    remedy="pass for example {0: [xmesh.Box((0,), (4,))]}",
+                )
+            )
         for rank in boxes:
             if isinstance(rank, bool) or not hasattr(rank, "__index__") or rank < 0:
                 raise LayoutError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from xmesh.agreement import DTYPE_LIMIT, Record, short
@@ -13,6 +12,8 @@ from xmesh.dtypes import as_dtype, dtype_name, named_dtype
 from xmesh.errors import ArrayError, XmeshError, explain
 from xmesh.layout import Layout
 from xmesh.planner import plan
+from xmesh.planner.make_plan import check_types
+from xmesh.progress import seconds
 from xmesh.resharder import Resharder
 from xmesh.topology import Topology
 
@@ -64,7 +65,8 @@ def reshard(
     Raises:
         XmeshError: see ``plan`` and ``Resharder``; on all ranks.
     """
-    options = {"strategy": strategy, "scheduler": scheduler, "seed": seed, "name": name}
+    check_types(src, dst, topology, None, name)
+    timeout_s = seconds(timeout_s)
     if choose_transport(comm, transport) == "loopback":
         arrays = tuple(local.values()) if isinstance(local, Mapping) else ()
         element = _dtype_name(dtype, arrays, f"tensor {name!r}")
@@ -80,14 +82,21 @@ def reshard(
         # A World's; an mpi4py communicator has an attribute of this name too, a number.
         found = getattr(comm, "topology", None)
         topology = found if isinstance(found, Topology) else None
-    hosts = None if topology is None else topology.to_json()
-    inputs = {"src": src.to_json(), "dst": dst.to_json(), "topology": hosts, **options}
-    shared = {part: short(value) for part, value in inputs.items()}
-    record = Record(rank, "layouts, topology and options", shared)
+    subject = "layouts, topology and options"
     try:
         require_ranks(context, ranks)
+        inputs = {
+            "src": src.to_json(),
+            "dst": dst.to_json(),
+            "topology": None if topology is None else topology.to_json(),
+            "strategy": str(strategy),
+            "scheduler": str(scheduler),
+            "seed": str(seed),
+            "name": name,
+        }
+        shared = {part: short(value) for part, value in inputs.items()}
         where = f"rank {rank}, tensor {name!r}"
-        record = replace(record, dtype=_dtype_name(dtype, local, where))
+        record = Record(rank, subject, shared, dtype=_dtype_name(dtype, local, where))
     except XmeshError as error:
         record = Record.of_error(rank, error)
     members = tuple(r for r in ranks if r < context.comm.size)

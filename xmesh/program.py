@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xmesh.arrays import Slices
 from xmesh.box import Box
 from xmesh.errors import PlanError, explain
+from xmesh.planner.cells import BoxIndex
 from xmesh.planner.plans import Plan
 from xmesh.planner.strategy import hops_of
 
@@ -33,7 +33,7 @@ class Piece:
     """A chunk as one rank sees it.
 
     Attributes:
-        transfer: place of its transfer on this rank; orders messages.
+        transfer: place of its transfer on this rank.
         boxes: the chunk, in indices of the whole array.
         nbytes: its size.
         regions: where it lies, in the source arrays at the root and in the destination arrays
@@ -98,6 +98,7 @@ def compile_program(plan: Plan, rank: int) -> Program:
         PlanError: the plan has the rank send or receive what its layouts do not give it.
     """
     held, needed = plan.src.boxes(rank), plan.dst.boxes(rank)
+    held_index, needed_index = _LocalBoxes(held, rank), _LocalBoxes(needed, rank)
     pieces: list[Piece] = []
     receives: list[Message] = []
     sends: list[Message] = []
@@ -106,11 +107,11 @@ def compile_program(plan: Plan, rank: int) -> Program:
     order = 0
     for place, transfer in enumerate(plan.transfers(rank)):
         root = transfer.sender == rank
-        local = held if root else needed
+        local = held_index if root else needed_index
         first_piece = len(pieces)
         for chunk in transfer.chunks:
             nbytes = sum(box.volume for box in chunk) * plan.itemsize
-            regions = tuple(_locate(box, local, rank) for box in chunk)
+            regions = tuple(local.find(box) for box in chunk)
             pieces.append(Piece(place, chunk, nbytes, regions, root, transfer.sender))
         for hop in hops_of(transfer, plan.topology, rank):
             channel = channels[hop.kind].of(hop.peer, place)
@@ -118,9 +119,7 @@ def compile_program(plan: Plan, rank: int) -> Program:
                 message = Message(order, hop.peer, first_piece + chunk_index, channel)
                 order += 1
                 (sends if hop.kind == "send" else receives).append(message)
-    copies = tuple(
-        (_locate(box, held, rank), _locate(box, needed, rank)) for box in plan.copies(rank)
-    )
+    copies = tuple((held_index.find(box), needed_index.find(box)) for box in plan.copies(rank))
     return Program(
         rank,
         held,
@@ -147,14 +146,26 @@ class _Channels:
         return count % CHANNELS
 
 
-def _locate(box: Box, local: Sequence[Box], rank: int) -> Region:
-    for i, whole in enumerate(local):
-        if whole.contains(box):
-            return Region(i, box.slices(whole))
-    raise PlanError(
-        explain(
-            "a plan may only move what its layouts give a rank",
-            values=f"box {box}, rank {rank} has {' '.join(map(str, local)) or 'none'}",
-            remedy="make the plan with xmesh.plan; xmesh.planner.check finds what is wrong",
+class _LocalBoxes:
+    """Finds the array of a rank that a region lies in."""
+
+    def __init__(self, boxes: tuple[Box, ...], rank: int) -> None:
+        self._boxes = boxes
+        self._rank = rank
+        self._places = [i for i, box in enumerate(boxes) if not box.empty]
+        self._index = BoxIndex([boxes[i] for i in self._places])
+
+    def find(self, box: Box) -> Region:
+        """The array and the place in it."""
+        for found in self._index.overlapping(box):
+            whole = self._boxes[self._places[found]]
+            if whole.contains(box):
+                return Region(self._places[found], box.slices(whole))
+        raise PlanError(
+            explain(
+                "a plan may only move what its layouts give a rank",
+                values=f"box {box}, rank {self._rank} has "
+                f"{' '.join(map(str, self._boxes[:8])) or 'none'}",
+                remedy="make the plan with xmesh.plan; xmesh.planner.check finds what is wrong",
+            )
         )
-    )

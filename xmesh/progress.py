@@ -9,11 +9,28 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from xmesh.errors import XmeshError
+from xmesh.errors import OptionError, XmeshError, explain
 
 #: Idle looks after which a wait sleeps in place of only yielding the core.
 _YIELDS = 100
 _SLEEP_S = 50e-6
+
+
+def seconds(timeout_s: object) -> float:
+    """A time-out as a number of seconds.
+
+    Raises:
+        OptionError: it is not a number >= 0 (infinity is one).
+    """
+    if isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool) and timeout_s >= 0:
+        return float(timeout_s)
+    raise OptionError(
+        explain(
+            "a time-out must be a number of seconds >= 0",
+            values=f"timeout_s={timeout_s!r}",
+            remedy="pass for example timeout_s=60",
+        )
+    )
 
 
 class Steppable(Protocol):
@@ -54,12 +71,14 @@ class Progress:
         deadline = time.monotonic() + timeout_s
         idle = 0
         while not done():
-            if self.step():
-                idle = 0
-                continue
-            idle += 1
+            idle = 0 if self.step() else idle + 1
+            if done():
+                break
+            # Also while something moves: that may be another transfer, without end.
             if time.monotonic() > deadline or (self._all_here and idle > 10_000):
                 raise give_up()
+            if idle == 0:
+                continue
             # More ranks than cores is common: whoever waits must not keep a core from who works.
             if not self._all_here:
                 time.sleep(0 if idle < _YIELDS else _SLEEP_S)

@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from numpy.typing import NDArray
-
-from xmesh.agreement import Agreement, Record
-from xmesh.arguments import check_local, check_out, check_overlap, plain
 from xmesh.binding import TIMEOUT_S, Binding, bind
+from xmesh.call import CALLS_IN_FLIGHT, NUM_TAGS, Member, Part
 from xmesh.errors import (
     ArrayError,
     ClosedError,
+    OptionError,
     PeerError,
     PlanError,
     TransferTimeout,
@@ -21,11 +19,8 @@ from xmesh.errors import (
     XmeshError,
     explain,
 )
-from xmesh.execution import Execution
 from xmesh.planner import Plan
-from xmesh.program import CHANNELS, Program
-from xmesh.staging import Staging
-from xmesh.transport.base import Endpoint
+from xmesh.progress import seconds
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -34,10 +29,6 @@ if TYPE_CHECKING:
 
 #: Memory for packing on each rank, unless told otherwise.
 STAGING_NBYTES = 64 * 2**20
-#: Calls of one resharder that may be in flight; each has tags of its own.
-CALLS_IN_FLIGHT = 31
-#: One for the agreement of the first call, and those of the calls.
-_NUM_TAGS = 1 + CALLS_IN_FLIGHT * CHANNELS
 
 
 class Resharder:
@@ -64,6 +55,7 @@ class Resharder:
         PlanError: the communicator lacks a rank of the plan; on all of them.
         TransferTimeout: some rank did not make its resharder in time.
         TransportError: the transport is not there.
+        OptionError: a time-out or size without meaning.
     """
 
     def __init__(
@@ -83,14 +75,22 @@ class Resharder:
                     remedy="make one with xmesh.plan(src, dst, ...)",
                 )
             )
+        if not isinstance(staging_nbytes, int) or staging_nbytes < 0:
+            raise OptionError(
+                explain(
+                    "staging_nbytes must be an integer >= 0",
+                    values=f"{staging_nbytes!r}",
+                    remedy=f"leave it at its default of {STAGING_NBYTES}",
+                )
+            )
         self.plan = plan
-        self._timeout_s = timeout_s
+        self._timeout_s = seconds(timeout_s)
         self._calls = 0
         self._in_flight: list[Request] = []
         self._closed = ""
-        self._binding: Binding = bind(plan, comm, transport, timeout_s, _NUM_TAGS)
+        self._binding: Binding = bind(plan, comm, transport, self._timeout_s, NUM_TAGS)
         self._members = [
-            _Member(plan, endpoint, program, staging_nbytes)
+            Member(plan, endpoint, program, staging_nbytes)
             for endpoint, program in zip(
                 self._binding.endpoints, self._binding.programs, strict=True
             )
@@ -116,14 +116,17 @@ class Resharder:
                 there are several), of any strides; None elsewhere. It must not change until the
                 request is done.
             out: on ranks of the destination layout an array to write to, of any strides, which
-                must not overlap ``local``; None for a new one.
+                must not share memory with ``local``, nor with what a call in flight reads or
+                writes; None for a new one.
+
+        At most 31 calls are in flight: one more waits first for the oldest to end.
 
         Returns:
             A request; its ``wait`` gives the output, or raises.
 
         Raises:
             ClosedError: the resharder was closed, or failed before.
-            TransportError: too many calls in flight.
+            TransferTimeout: the oldest of 31 calls in flight did not end in time.
         """
         if self._closed:
             raise ClosedError(
@@ -134,17 +137,10 @@ class Resharder:
                     remedy="make a new Resharder on all ranks",
                 )
             )
-        # Calls may end out of order: what counts is the oldest, whose tag would be used again.
-        oldest = self._in_flight[0].call if self._in_flight else self._calls
-        if self._calls - oldest >= CALLS_IN_FLIGHT:
-            raise TransportError(
-                explain(
-                    f"at most {CALLS_IN_FLIGHT} calls of one resharder may be in flight",
-                    values=f"call {oldest} is not over, and this is call {self._calls}",
-                    context=f"tensor {self.plan.name!r}",
-                    remedy="wait for the earlier requests first",
-                )
-            )
+        # Calls may end out of order: what counts is the oldest, whose tags would be used again. All
+        # ranks must make the call, so it waits where it might have been refused.
+        while self._in_flight and self._calls - self._in_flight[0].call >= CALLS_IN_FLIGHT:
+            self._in_flight[0].finish(self._timeout_s)
         loopback = self._binding.loopback
         if loopback:
             _require_mapping(local, self.plan)
@@ -153,7 +149,13 @@ class Resharder:
         for member in self._members:
             mine = (local or {}).get(member.rank) if loopback else local
             target = (out or {}).get(member.rank) if loopback else out
-            parts.append(_Part(member, mine, target, self._calls, self._binding.first_tag))
+            others = [
+                part
+                for request in self._in_flight
+                for part in request.parts
+                if part.member is member
+            ]
+            parts.append(Part(member, mine, target, self._calls, self._binding.first_tag, others))
         request = Request(self, parts, self._calls)
         self._calls += 1
         self._in_flight.append(request)
@@ -165,18 +167,20 @@ class Resharder:
         """Free communicators and buffers. Requests in flight are given up. Idempotent."""
         if not self._closed:
             self._closed = "close() was called"
-            for request in list(self._in_flight):
-                request._give_up(
-                    ClosedError(
-                        explain(
-                            "a resharder was closed while a call was in flight",
-                            context=f"tensor {self.plan.name!r}",
-                            remedy="wait for its requests before close()",
+            try:
+                for request in list(self._in_flight):
+                    request._give_up(
+                        ClosedError(
+                            explain(
+                                "a resharder was closed while a call was in flight",
+                                context=f"tensor {self.plan.name!r}",
+                                remedy="wait for its requests before close()",
+                            )
                         )
                     )
-                )
-            self._binding.release()
-            self._members = []
+            finally:
+                self._binding.release()
+                self._members = []
 
     def __enter__(self) -> Resharder:
         return self
@@ -198,10 +202,10 @@ class Resharder:
 class Request:
     """One call under way; made by ``Resharder.start``."""
 
-    def __init__(self, resharder: Resharder, parts: list[_Part], call: int) -> None:
+    def __init__(self, resharder: Resharder, parts: list[Part], call: int) -> None:
         self._resharder = resharder
         self.call = call
-        self._parts = parts
+        self.parts = parts
         self._finished = False
         self._error: XmeshError | None = None
 
@@ -230,30 +234,60 @@ class Request:
             TransferTimeout: time ran out; the resharder is closed then.
         """
         resharder = self._resharder
-        if not self._finished:
-            limit = resharder._timeout_s if timeout_s is None else timeout_s
-            resharder._binding.progress.wait(
-                lambda: self._finished, limit, lambda: self._time_out(limit)
-            )
+        self.finish(resharder._timeout_s if timeout_s is None else seconds(timeout_s))
         if self._error is not None:
             raise self._error
-        results = {part.member.rank: part.result() for part in self._parts}
+        results = {part.member.rank: part.result() for part in self.parts}
         if resharder._binding.loopback:
             return {rank: result for rank, result in results.items() if result is not None}
         return next(iter(results.values()), None)
 
+    def finish(self, timeout_s: float) -> None:
+        """Wait until the call is over, be it done or failed.
+
+        Raises:
+            TransferTimeout: time ran out; the resharder is closed then.
+        """
+        if not self._finished:
+            self._resharder._binding.progress.wait(
+                lambda: self._finished, timeout_s, lambda: self._time_out(timeout_s)
+            )
+
     def step(self) -> bool:
         """Move this call on without waiting; True when anything happened."""
+        if self._finished:
+            return False
         moved = False
         over = True
-        for part in self._parts:
-            moved |= part.step()
-            over &= part.over
-        if over and not self._finished:
-            errors = [part.error() for part in self._parts]
-            self._finish(next((error for error in errors if error is not None), None))
-            moved = True
-        return moved
+        try:
+            for part in self.parts:
+                moved |= part.step()
+                over &= part.over
+        except Exception as error:
+            # Of this call, and not of whoever waits for another one on the same communicator.
+            self._fail(error)
+            return True
+        if over:
+            found = [part.error() for part in self.parts]
+            # Under loopback all errors meet here: the cause says more than what came of it.
+            errors = sorted(filter(None, found), key=lambda failure: isinstance(failure, PeerError))
+            self._finish(errors[0] if errors else None)
+        return moved or over
+
+    def _fail(self, error: Exception) -> None:
+        """The transport failed: nothing is known of the messages under way."""
+        failure = TransportError(
+            explain(
+                "a transfer must not fail on its way",
+                values=f"{type(error).__name__}: {error}",
+                context=f"tensor {self._resharder.plan.name!r}",
+                remedy="look for a rank or a network that died; the resharder is closed now",
+            )
+        )
+        failure.__cause__ = error
+        self._give_up(failure)
+        self._resharder.close()
+        self._resharder._closed = f"it failed: {error}"
 
     def _finish(self, error: XmeshError | None) -> None:
         self._finished = True
@@ -261,168 +295,17 @@ class Request:
         self._resharder._finished(self)
 
     def _give_up(self, error: XmeshError) -> None:
-        for part in self._parts:
+        for part in self.parts:
             part.abandon()
         self._finish(error)
 
     def _time_out(self, limit_s: float) -> XmeshError:
-        waiting = next(part for part in self._parts if not part.over)
+        waiting = next(part for part in self.parts if not part.over)
         error = TransferTimeout(waiting.explain_timeout(limit_s))
         self._give_up(error)
         self._resharder.close()
         self._resharder._closed = f"it gave up after {limit_s:g} s"
         return error
-
-
-class _Member:
-    """One rank of the plan that runs in this process."""
-
-    def __init__(
-        self, plan: Plan, endpoint: Endpoint, program: Program, staging_nbytes: int
-    ) -> None:
-        self.plan = plan
-        self.rank = endpoint.rank
-        self.endpoint = endpoint
-        self.program = program
-        slot_nbytes = max((piece.nbytes for piece in self.program.pieces), default=0)
-        self.staging = Staging(slot_nbytes, staging_nbytes)
-
-
-class _Part:
-    """One member's part of one call: agree first, at the first call, then move."""
-
-    def __init__(self, member: _Member, local: Any, out: Any, call: int, first_tag: int) -> None:
-        self.member = member
-        self._given_out = out
-        self._tag = first_tag + 1 + call % CALLS_IN_FLIGHT * CHANNELS
-        self._own_error: XmeshError | None = None
-        self._shared_error: XmeshError | None = None
-        self._outputs: list[NDArray[Any]] = []
-        self._sources: list[NDArray[Any]] | None = None
-        self._execution: Execution | None = None
-        self._agreement: Agreement | None = None
-        plan, rank = member.plan, member.rank
-        try:
-            sources = check_local(plan, member.program, local)
-            self._outputs = check_out(plan, member.program, out)
-            check_overlap(plan, rank, sources, self._outputs)
-            self._sources = plain(sources)
-        except ArrayError as error:
-            self._own_error = error
-        if call == 0:
-            record = Record(rank)
-            if self._own_error is not None:
-                record = Record.of_error(rank, self._own_error)
-            self._agreement = Agreement(member.endpoint, first_tag, record)
-        else:
-            self._begin()
-
-    def _begin(self) -> None:
-        member = self.member
-        if self._own_error is not None:
-            # The others do not know and must not wait for ever: take part without data.
-            self._sources = None
-            self._outputs = check_out(member.plan, member.program, None)
-        self._execution = Execution(
-            member.program,
-            member.endpoint,
-            self._tag,
-            member.staging,
-            self._sources,
-            plain(self._outputs),
-        )
-
-    @property
-    def over(self) -> bool:
-        """Done, or failed."""
-        if self._agreement is not None:
-            return False
-        return self._execution is None or self._execution.done
-
-    def step(self) -> bool:
-        """Move on; True when anything happened."""
-        if self._agreement is not None:
-            moved = self._agreement.step()
-            if not self._agreement.over:
-                return moved
-            verdict, self._agreement = self._agreement.verdict, None
-            self._shared_error = verdict.error() if verdict is not None else None
-            if self._shared_error is None:
-                self._begin()
-            return True
-        if self._execution is None or self._execution.done:
-            return False
-        return self._execution.step()
-
-    def error(self) -> XmeshError | None:
-        """What to raise, once it is over."""
-        if self._shared_error is not None or self._own_error is not None:
-            return self._shared_error or self._own_error
-        refused = sorted(self._execution.refused) if self._execution is not None else []
-        if not refused:
-            return None
-        member = self.member
-        names = ", ".join(f"{rank} (host {member.endpoint.host_name(rank)})" for rank in refused)
-        return PeerError(
-            explain(
-                "every source rank must pass a valid array",
-                values=f"no data came from rank {names}: its own argument was refused there",
-                context=f"rank {member.rank}, tensor {member.plan.name!r}, "
-                f"{member.plan.src} -> {member.plan.dst}; the output is incomplete",
-                remedy="see the ArrayError on that rank; the resharder can be used again",
-            )
-        )
-
-    def result(self) -> Any:
-        """The output in the form in which the caller wants it."""
-        if not self.member.program.needed:
-            return None
-        if self._given_out is not None:
-            return self._given_out
-        return self._outputs[0] if len(self._outputs) == 1 else tuple(self._outputs)
-
-    def abandon(self) -> None:
-        """Give up."""
-        if self._agreement is not None:
-            self._agreement.abandon()
-            self._agreement = None
-        if self._execution is not None:
-            self._execution.abandon()
-
-    def explain_timeout(self, limit_s: float) -> str:
-        """Text of the error when time runs out now."""
-        member, plan = self.member, self.member.plan
-        where = f"rank {member.rank} (host {member.endpoint.host_name(member.rank)})"
-        context = f"{where}, tensor {plan.name!r}, {plan.src} -> {plan.dst}"
-        remedy = (
-            "look for an error on that rank, or for a call that it did not make; raise timeout_s "
-            "if it is only late; the resharder is closed now, the communicator is not"
-        )
-        if self._execution is None:
-            peers = self._agreement.waiting_for() if self._agreement is not None else []
-            names = ", ".join(f"{p} (host {member.endpoint.host_name(p)})" for p in peers)
-            return explain(
-                f"all ranks of a plan must call within {limit_s:g} s",
-                values=f"nothing heard from rank {names}",
-                context=f"{context}, agreement before the first call",
-                remedy=remedy,
-            )
-        nbytes, message, incoming = self._execution.outstanding()
-        values = f"{nbytes} bytes outstanding"
-        if message is not None:
-            piece = member.program.pieces[message.piece]
-            direction = "from" if incoming else "to"
-            boxes = " ".join(map(str, piece.boxes[:4]))
-            values += (
-                f"; next is box {boxes} ({piece.nbytes} bytes) {direction} rank {message.peer} "
-                f"(host {member.endpoint.host_name(message.peer)})"
-            )
-        return explain(
-            f"a transfer must finish within {limit_s:g} s",
-            values=values,
-            context=context,
-            remedy=remedy,
-        )
 
 
 def _require_mapping(argument: Any, plan: Plan) -> None:

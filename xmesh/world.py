@@ -12,6 +12,7 @@ from xmesh.agreement import Record, short
 from xmesh.binding import TIMEOUT_S, agree, context_of
 from xmesh.errors import ClosedError, MeshError, TopologyError, explain
 from xmesh.mesh import DeviceMesh
+from xmesh.progress import seconds
 from xmesh.slurm import host_of_rank_from_slurm
 from xmesh.topology import Topology
 
@@ -47,15 +48,15 @@ class World:
     ) -> None:
         self.comm = comm
         self._context = context_of(comm)
-        self._timeout_s = timeout_s
+        self._timeout_s = seconds(timeout_s)
         self._communicators: dict[tuple[int, ...], MPI.Intracomm] = {}
         self._closed = False
-        source = topology.to_json() if isinstance(topology, Topology) else topology
+        source = topology.to_json() if isinstance(topology, Topology) else repr(topology)
         record = Record(comm.rank, "topology", {"topology": short(source)})
         try:
             if isinstance(topology, Topology):
                 topology.require(range(comm.size))
-            elif topology not in TOPOLOGY_SOURCES:
+            elif not isinstance(topology, str) or topology not in TOPOLOGY_SOURCES:
                 raise TopologyError(
                     explain(
                         f"topology must be a Topology or one of {', '.join(TOPOLOGY_SOURCES)}",
@@ -66,7 +67,7 @@ class World:
         except TopologyError as error:
             record = Record.of_error(comm.rank, error)
         # Everything after this is collective and cannot time out, so first make sure of everyone.
-        agree(self._context, tuple(range(comm.size)), record, timeout_s, "World")
+        agree(self._context, tuple(range(comm.size)), record, self._timeout_s, "World")
         if isinstance(topology, Topology):
             self._topology, self.topology_source = topology, "given"
         else:
@@ -81,7 +82,7 @@ class World:
         """A communicator on a mesh, or on this rank's line along one axis of it.
 
         The first time for a mesh and axis, all ranks of the mesh (or of the line) must call it; the
-        result is kept by its set of ranks, and freed by ``close``. Ranks are numbered as in the
+        result is kept by its ranks in order, and freed by ``close``. Ranks are numbered as in the
         mesh, row by row.
 
         Args:
@@ -102,6 +103,14 @@ class World:
                     "a World cannot be used after close()",
                     values=f"communicator for mesh {mesh}",
                     remedy="close it last, or make a new one on all ranks",
+                )
+            )
+        if not isinstance(mesh, DeviceMesh):
+            raise MeshError(
+                explain(
+                    "a communicator is made for a DeviceMesh",
+                    values=f"{mesh!r} of type {type(mesh).__name__}",
+                    remedy="build one: xmesh.DeviceMesh([[0, 1], [2, 3]])",
                 )
             )
         missing = [rank for rank in mesh.ranks if rank >= self.comm.size]

@@ -114,3 +114,18 @@ def test_more_than_2_gib_per_rank_for_real(comm):
                         problem = f"wrong from element {start} on (chunks of {chunk_nbytes})"
                         break
         draws.together(comm, problem)
+
+
+@pytest.mark.skipif(SIZE < 2, reason="one rank sends itself no messages")
+def test_tags_run_out_and_a_new_communicator_is_made(comm, monkeypatch):
+    """Each resharder reserves tags; MPI guarantees no more than 32767 of them."""
+    monkeypatch.setattr("xmesh.transport.mpi._tag_limit", lambda _: 1000)
+    shape = (comm.size, 4)
+    mesh = DeviceMesh(range(comm.size))
+    plan = xmesh.plan(Layout(mesh, "S0 R", shape), Layout(mesh, "R R", shape), scheduler="naive")
+    with contextlib.ExitStack() as stack:
+        made = [stack.enter_context(Resharder(plan, comm)) for _ in range(10)]
+        for reshard in made:
+            out = reshard(np.full((1, 4), comm.rank, "float32"))
+            problem = "" if (out[:, 0] == np.arange(comm.size)).all() else f"{out}"
+            draws.together(comm, problem)

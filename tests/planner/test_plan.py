@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -179,16 +180,66 @@ def test_unknown_names_are_refused_with_the_known_ones():
     assert "pass scheduler='auto'" in text
 
 
-@pytest.mark.parametrize("options", [{"chunk_nbytes": 0}, {"chunk_nbytes": -4}, {"seed": "x"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"chunk_nbytes": 0},
+        {"chunk_nbytes": -4},
+        {"chunk_nbytes": 1e6},
+        {"chunk_nbytes": 2**63},
+        {"chunk_nbytes": None},
+        {"seed": "x"},
+        {"seed": True},
+    ],
+)
 def test_numbers_that_mean_nothing_are_refused(options):
     text = refusal(small, **options)
-    assert text.startswith("chunk_nbytes must be at least 1 and seed an integer")
+    ((name, value),) = options.items()
+    assert text.startswith(f"{name} must be an integer from ")
+    assert f"{name}={value!r}" in text
 
 
-def test_layouts_are_asked_for():
+def test_numbers_of_numpy_are_numbers():
+    made = small(seed=np.int64(3), chunk_nbytes=np.int32(64))
+    assert made == small(seed=3, chunk_nbytes=64) == Plan.from_json(made.to_json())
+
+
+def test_arguments_of_another_kind_are_named():
     layout = Layout(DeviceMesh([0]), "R", (4,))
-    assert refusal(plan, "R", layout).startswith("src must be a Layout\n  values:  str")
-    assert refusal(plan, layout, None).startswith("dst must be a Layout\n  values:  NoneType")
+    assert refusal(plan, "R", layout).startswith("src must be a Layout\n  values:  'R' of type str")
+    assert refusal(plan, layout, None).startswith("dst must be a Layout\n  values:  None of type")
+    wrong: dict[str, Any] = {"topology": [0, 0], "cost": {}, "name": 5}
+    for name, value in wrong.items():
+        text = refusal(plan, layout, layout, **{name: value})
+        assert text.startswith(f"{name} must be a ")
+        assert repr(value) in text
+
+
+def test_a_plan_that_was_edited_wrongly_is_refused_when_it_is_read():
+    data = json.loads(small().to_json())
+    rows = data["transfers"]
+    edits: tuple[dict[str, object], ...] = (
+        {"strategy": "zig"},
+        {"chunk_volume": 0},
+        {"receivers": []},
+        {"receivers": [77]},
+        {"sender": 99},
+        {"boxes": [[[0], [1]]]},
+    )
+    for edit in edits:
+        text = json.dumps({**data, "transfers": [{**rows[0], **edit}, *rows[1:]]})
+        assert refusal(Plan.from_json, text).startswith("text must be a plan as Plan.to_json"), edit
+    for key, value in {"cost": [], "dtype": 5, "topology": None, "chunk_nbytes": 0}.items():
+        assert refusal(Plan.from_json, json.dumps({**data, key: value})), key
+    assert "text must be a plan" in refusal(Plan.from_json, None)
+
+
+def test_a_large_array_inside_a_host_with_given_nics_is_planned():
+    """Splitting over senders is for NICs; inside a host there are none to give a speed."""
+    src = Layout(DeviceMesh([0, 1]), "R", (12_000_000,))
+    dst = Layout(DeviceMesh([2, 3, 4]), "S0", (12_000_000,))
+    made = plan(src, dst, topology=Topology([0] * 5, nic_bandwidth_Bps=[1e9]))
+    assert len(made.transfers()) == 3
 
 
 def test_a_rank_without_a_host_is_named():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 
+from xmesh.errors import OptionError, TransportError, explain
 from xmesh.planner.describe import seconds_text, table_lines
 
 
@@ -21,12 +23,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print on rank 0, and write the file."""
-    from mpi4py import MPI
+    if args.mbytes <= 0 or args.repeats < 1:
+        raise OptionError(
+            explain(
+                "a measurement needs bytes and repeats",
+                values=f"--mbytes {args.mbytes:g} --repeats {args.repeats}",
+                remedy="leave both out for their defaults",
+            )
+        )
+    try:
+        from mpi4py import MPI
 
-    from xmesh.bench.calibration import calibrate
-    from xmesh.world import World
+        from xmesh.bench.calibration import calibrate
+        from xmesh.world import World
+    except ImportError as error:
+        raise TransportError(
+            explain(
+                "calibrate measures MPI, and needs mpi4py",
+                values=str(error),
+                remedy="pip install 'xmesh[mpich]', or mpi4py for the MPI of your cluster",
+            )
+        ) from error
 
     comm = MPI.COMM_WORLD
+    if comm.size == 1:
+        raise OptionError(
+            explain(
+                "calibrate measures between ranks, and needs two or more",
+                values="it runs on one rank",
+                remedy="mpiexec -n 8 xmesh calibrate, with ranks on two hosts or more",
+            )
+        )
     with World(comm) as world:
         topology = world.topology
         cost, links = calibrate(comm, topology, int(args.mbytes * 2**20), args.repeats)
@@ -43,10 +70,19 @@ def run(args: argparse.Namespace) -> int:
     ]
     print(*table_lines(("from", "to", "latency", "bandwidth"), rows, "<<>>"), sep="\n")
     if not any(topology.host(a) != topology.host(b) for a, b, _ in links):
-        print("one host only: the figures between hosts are the defaults")
+        print("one host only: this says nothing about a network, whose figures are the defaults")
     text = json.dumps(cost.to_json(), indent=2)
     print(text)
     if args.output:
-        with open(args.output, "w", encoding="utf-8") as file:
-            file.write(text + "\n")
+        try:
+            Path(args.output).write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise OptionError(
+                explain(
+                    "--output must name a file that can be written",
+                    values=str(error),
+                    remedy="copy the figures above, or measure again with another name",
+                )
+            ) from error
+        print(f"wrote {args.output}")
     return 0

@@ -45,8 +45,9 @@ def lower_bound_s(
             into_host[host] = into_host.get(host, 0) + nbytes
         if lacking:
             leaving[have] = leaving.get(have, 0) + nbytes
+        senders = frozenset(stream.senders)
         for rank in stream.receivers:
-            if rank not in stream.senders:
+            if rank not in senders:
                 into_rank[rank] = into_rank.get(rank, 0) + nbytes
                 if have == hosts(stream.receivers) and len(have) == 1:
                     within_host[rank] = within_host.get(rank, 0) + nbytes

@@ -65,7 +65,7 @@ def _check_views(plan: Plan, transfers: Sequence[Transfer]) -> None:
         for rank in transfer.ranks:
             of_rank.setdefault(rank, []).append(transfer)
     for rank in sorted({*plan.ranks, *of_rank}):
-        if plan.transfers(rank) != of_rank.get(rank, []):
+        if list(plan.transfers(rank)) != of_rank.get(rank, []):
             _fail(
                 "a rank must see its transfers as all ranks together do",
                 f"rank {rank} sees {len(plan.transfers(rank))} transfers, "

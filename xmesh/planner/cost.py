@@ -37,12 +37,13 @@ class CostModel:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            low_ok = value > 0 if field.name.endswith("Bps") else value >= 0
-            if not (low_ok and math.isfinite(value)):
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            least_ok = number and (value > 0 if field.name.endswith("Bps") else value >= 0)
+            if not (least_ok and math.isfinite(value)):
                 raise PlanError(
                     explain(
                         "a cost model needs bandwidths > 0 and latencies >= 0, all finite",
-                        values=f"{field.name}={value}",
+                        values=f"{field.name}={value!r}",
                         remedy="give bandwidths in bytes per second and latencies in seconds",
                     )
                 )
@@ -81,6 +82,9 @@ class CostModel:
             PlanError: an unknown field, or a value that is no number.
         """
         known = [field.name for field in fields(cls)]
+        read: Any = data
+        if not isinstance(read, Mapping):
+            data = {"": data}
         wrong = {
             name: value
             for name, value in data.items()

@@ -66,28 +66,29 @@ def demands_of(stream: Stream, topology: Topology) -> list[Demand]:
     return demands
 
 
-def ports_of(
-    sender: int, receivers: Sequence[int], topology: Topology
-) -> tuple[int, tuple[int, ...]]:
-    """Sending port and receiving ports of a transfer.
+def sending_port(sender: int, crosses: bool, topology: Topology) -> int:
+    """Port that a sender takes: its NIC between hosts; inside a host itself, after the NICs."""
+    return topology.nic(sender) if crosses else topology.num_nics + sender
 
-    Between hosts a port is a NIC: the sender's, and on each receiving host that of the rank where
-    the bytes enter. Inside a host it is the rank, numbered after the NICs.
+
+def receiving_ports(receivers: Sequence[int], crosses: bool, topology: Topology) -> tuple[int, ...]:
+    """Ports that a transfer takes on the receiving side.
+
+    Between hosts, on each host the NIC of the rank where the bytes enter; inside a host, the ranks.
     """
-    first = topology.num_nics
-    if topology.host(sender) == topology.host(receivers[0]):
-        return first + sender, tuple(first + rank for rank in receivers)
+    if not crosses:
+        return tuple(topology.num_nics + rank for rank in receivers)
     entries: dict[int, int] = {}
     for rank in receivers:
         entries.setdefault(topology.host(rank), topology.nic(rank))
-    return topology.nic(sender), tuple(entries.values())
+    return tuple(entries.values())
 
 
 def candidates_of(demand: Demand, topology: Topology) -> dict[int, list[int]]:
     """Sending port -> ranks behind it, the port of the lowest rank first."""
     candidates: dict[int, list[int]] = {}
     for rank in demand.senders:
-        port, _ = ports_of(rank, demand.receivers, topology)
+        port = sending_port(rank, demand.crosses, topology)
         candidates.setdefault(port, []).append(rank)
     return candidates
 
@@ -105,7 +106,7 @@ def jobs_of(
     jobs = []
     for demand in demands:
         candidates = candidates_of(demand, topology)
-        _, receiving = ports_of(demand.senders[0], demand.receivers, topology)
+        receiving = receiving_ports(demand.receivers, demand.crosses, topology)
         nbytes = demand.volume * itemsize
         durations = tuple(
             occupied_s(strategy, shape_of(nbytes, ranks[0], demand.receivers, topology, cost))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -69,21 +70,15 @@ def plan(
         PlanError: shapes differ, elements are missing, or an option has no meaning.
         TopologyError: a rank of a mesh is not in the topology.
     """
-    _check_options(strategy, scheduler, chunk_nbytes, seed)
-    for what, layout in (("src", src), ("dst", dst)):
-        if not isinstance(layout, Layout):
-            raise PlanError(
-                explain(
-                    f"{what} must be a Layout",
-                    values=f"{type(layout).__name__}",
-                    remedy="build one: xmesh.Layout(mesh, spec, shape)",
-                )
-            )
+    _check_options(strategy, scheduler)
+    chunk_nbytes = _integer("chunk_nbytes", chunk_nbytes, 1, 2**62)
+    seed = _integer("seed", seed, -(2**63), 2**63)
+    check_types(src, dst, topology, cost, name)
     element = as_dtype(dtype)
     cost = cost if cost is not None else CostModel()
     ranks = {*src.ranks, *dst.ranks}
     if topology is None:
-        topology = Topology.one_rank_per_host(max(ranks) + 1)
+        topology = Topology.one_rank_per_host(max(ranks, default=0) + 1)
     topology.require(sorted(ranks))
     streams = Streams(src, dst)
     chunk_volume = max(1, chunk_nbytes // element.itemsize)
@@ -111,7 +106,31 @@ def plan(
     )
 
 
-def _check_options(strategy: str, scheduler: str, chunk_nbytes: int, seed: int) -> None:
+def check_types(src: Any, dst: Any, topology: Any, cost: Any, name: Any) -> None:
+    """Refuse arguments of ``plan`` that are of another kind than it takes.
+
+    Raises:
+        PlanError: says which.
+    """
+    for what, value, kind, remedy in (
+        ("src", src, Layout, "build one: xmesh.Layout(mesh, spec, shape)"),
+        ("dst", dst, Layout, "build one: xmesh.Layout(mesh, spec, shape)"),
+        ("topology", topology, Topology, "build one: xmesh.Topology(host_of_rank=[...])"),
+        ("cost", cost, CostModel, "build one: xmesh.CostModel(nic_bandwidth_Bps=...)"),
+        ("name", name, str, "pass a string"),
+    ):
+        optional = what in ("topology", "cost")
+        if not (isinstance(value, kind) or (optional and value is None)):
+            raise PlanError(
+                explain(
+                    f"{what} must be a {kind.__name__}",
+                    values=f"{value!r} of type {type(value).__name__}",
+                    remedy=remedy,
+                )
+            )
+
+
+def _check_options(strategy: str, scheduler: str) -> None:
     for what, value, known in (
         ("strategy", strategy, (*STRATEGIES, "auto")),
         ("scheduler", scheduler, tuple(BY_NAME)),
@@ -124,14 +143,22 @@ def _check_options(strategy: str, scheduler: str, chunk_nbytes: int, seed: int) 
                     remedy=f"pass {what}='auto' to let the planner choose",
                 )
             )
-    if chunk_nbytes < 1 or not isinstance(seed, int):
+
+
+def _integer(what: str, value: Any, least: int, most: int) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if isinstance(value, bool) or not least <= number <= most:
         raise PlanError(
             explain(
-                "chunk_nbytes must be at least 1 and seed an integer",
-                values=f"chunk_nbytes={chunk_nbytes} seed={seed!r}",
-                remedy=f"leave chunk_nbytes at its default of {CHUNK_NBYTES}",
+                f"{what} must be an integer from {least} to {most}",
+                values=f"{what}={value!r}",
+                remedy="leave it at its default",
             )
         )
+    return number
 
 
 class _Planner:
@@ -201,8 +228,9 @@ class _Planner:
         search = BY_NAME[self.scheduler]
         jobs = self._jobs(demands, strategy)
         found = search(jobs, self.seed)
-        paper_baseline = self.scheduler in ("naive", "load_balance")
-        if paper_baseline or all(len(job.senders) == 1 for job in jobs):
+        if self.scheduler in ("naive", "load_balance"):
+            return demands, found  # the paper's baselines
+        if not demands or not demands[0].crosses or all(len(job.senders) == 1 for job in jobs):
             return demands, found
         busiest_receiver_s = _busiest_receiver_s(jobs)
         if found.makespan_s <= busiest_receiver_s * (1 + SLACK):

@@ -17,7 +17,7 @@ from xmesh.errors import PlanError, explain
 from xmesh.layout import Layout
 from xmesh.planner.bound import lower_bound_s
 from xmesh.planner.cost import CostModel
-from xmesh.planner.demand import occupied_s, ports_of
+from xmesh.planner.demand import occupied_s, receiving_ports, sending_port
 from xmesh.planner.schedule import Decision, Job, Schedule, run
 from xmesh.planner.strategy import ops_of, shape_of
 from xmesh.planner.transfer import Op, Transfer
@@ -121,9 +121,9 @@ class Plan:
         """Ranks of either layout, ascending."""
         return tuple(sorted({*self.src.ranks, *self.dst.ranks}))
 
-    def transfers(self, rank: int | None = None) -> list[Transfer]:
+    def transfers(self, rank: int | None = None) -> tuple[Transfer, ...]:
         """Transfers in order: those that a rank takes part in, or all."""
-        return list(self.table.all()) if rank is None else self.table.of_rank(rank)
+        return tuple(self.table.all() if rank is None else self.table.of_rank(rank))
 
     def copies(self, rank: int) -> tuple[Box, ...]:
         """Regions that a rank holds and needs: they never leave it."""
@@ -159,7 +159,10 @@ class Plan:
         """Starts of all transfers under the model of ``makespan_s``."""
         jobs = []
         for transfer in self.table.all():
-            port, receiving = ports_of(transfer.sender, transfer.receivers, self.topology)
+            home = self.topology.host(transfer.sender)
+            crosses = self.topology.host(transfer.receivers[0]) != home
+            port = sending_port(transfer.sender, crosses, self.topology)
+            receiving = receiving_ports(transfer.receivers, crosses, self.topology)
             shape = shape_of(
                 transfer.volume * self.itemsize,
                 transfer.sender,
@@ -202,8 +205,10 @@ class Plan:
         """Inverse of ``to_json``.
 
         Raises:
-            PlanError: the text is no plan, or one of another format.
+            PlanError: the text is no plan, one of another format, or one that does not move what
+                its layouts ask for (``xmesh.planner.check``).
         """
+        from xmesh.planner.check import check
         from xmesh.planner.rotation import RULE, RotatedTransfers
 
         try:
@@ -224,7 +229,7 @@ class Plan:
                 )
             else:
                 table = ListedTransfers(tuple(Transfer.from_json(row) for row in rows))
-            return cls(
+            plan = cls(
                 src=src,
                 dst=dst,
                 dtype=dtype,
@@ -238,11 +243,16 @@ class Plan:
                 table=table,
                 optimal=bool(data["optimal"]),
             )
-        except (KeyError, TypeError, ValueError) as error:
+            # The text may have been edited: a wrong plan is found here and not while it runs.
+            if isinstance(table, ListedTransfers):
+                check(plan)
+            return plan
+        except Exception as error:
+            # Anything may stand in a text, and go wrong in as many ways.
             raise PlanError(
                 explain(
                     "text must be a plan as Plan.to_json writes it",
-                    values=f"{text[:60]!r}{'...' if len(text) > 60 else ''}",
+                    values=f"{str(text)[:60]!r}{'...' if len(str(text)) > 60 else ''}",
                     context=f"{type(error).__name__}: {error}",
                     remedy="write the plan with the same version of xmesh",
                 )

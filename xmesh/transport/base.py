@@ -48,7 +48,10 @@ class Endpoint(Protocol):
         """Start to receive at most ``len(buffer)`` bytes."""
 
     def completed(self, handles: Sequence[Handle]) -> list[tuple[int, int]]:
-        """Which messages are complete since the last look: (index, bytes received or -1)."""
+        """Which messages are complete since the last look, as (index, bytes received).
+
+        For a send the number means nothing.
+        """
 
     def abandon(self, receives: Sequence[Handle], sends: Sequence[Handle]) -> None:
         """Give up on messages after a failure: receives are cancelled, buffers kept alive."""

@@ -159,6 +159,8 @@ class _Messages:
 
     def abandon(self, receives: Sequence[MPI.Request], sends: Sequence[MPI.Request]) -> None:
         """Cancel receives; keep what is unfinished, and its buffers, as long as MPI runs."""
+        # An interrupt may have come between completion and its book-keeping.
+        receives = [request for request in receives if request != MPI.REQUEST_NULL]
         for request in receives:
             request.Cancel()
         # Sends are left alone: MPI-4 deprecates cancelling them, and MPICH 5.0 crashes on it.
