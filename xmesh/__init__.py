@@ -10,16 +10,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from xmesh import errors
-from xmesh.box import Box
-from xmesh.layout import Layout
-from xmesh.mesh import DeviceMesh
-from xmesh.planner import CostModel, Plan, plan
-from xmesh.spec import ShardingSpec
-from xmesh.topology import Topology
 
 if TYPE_CHECKING:
+    from xmesh.box import Box
+    from xmesh.layout import Layout
+    from xmesh.mesh import DeviceMesh
     from xmesh.one_call import reshard
+    from xmesh.planner import CostModel, Plan, plan
     from xmesh.resharder import Request, Resharder
+    from xmesh.spec import ShardingSpec
+    from xmesh.topology import Topology
     from xmesh.world import World
 
 __version__ = "0.1.0"
@@ -40,16 +40,31 @@ __all__ = [
     "reshard",
 ]
 
-#: What is loaded at first use: planning on a laptop needs none of it.
-_LAZY = {
-    "reshard": "xmesh.one_call",
+#: Where each name lives. All are loaded at first use: an import then costs nothing for what is not
+#: needed, and planning on a laptop needs no MPI.
+_HOME = {
+    "Box": "xmesh.box",
+    "CostModel": "xmesh.planner",
+    "DeviceMesh": "xmesh.mesh",
+    "Layout": "xmesh.layout",
+    "Plan": "xmesh.planner",
     "Request": "xmesh.resharder",
     "Resharder": "xmesh.resharder",
+    "ShardingSpec": "xmesh.spec",
+    "Topology": "xmesh.topology",
     "World": "xmesh.world",
+    "plan": "xmesh.planner",
+    "reshard": "xmesh.one_call",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
+    if name in _HOME:
+        value = getattr(importlib.import_module(_HOME[name]), name)
+        globals()[name] = value
+        return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
