@@ -336,3 +336,34 @@ def test_a_dict_with_a_rank_outside_the_plan_is_refused():
             resharder(halves | {"7": halves[0]})
         assert "tensor 'field'" in str(caught.value)
         assert resharder(halves)[1].shape == (4,)
+
+
+def test_elements_of_out_must_not_share_memory():
+    with Resharder(line()) as reshard:
+        out = np.lib.stride_tricks.as_strided(np.zeros(1, "u1"), (8,), (0,))
+        with pytest.raises(ArrayError, match="each element of out must have memory of its own"):
+            reshard({0: oracle.whole((8,), "u1")}, {1: out})
+
+
+def test_a_call_without_memory_for_its_output_does_not_keep_the_others_waiting(monkeypatch):
+    """The rank relays what it cannot keep, from staging memory, and says why it failed."""
+    layout = Layout(DeviceMesh([0]), "R R", (8, 6))
+    other = Layout(DeviceMesh([1, 2, 3]), "R R", (8, 6))
+    plan = xmesh.plan(layout, other, "u1", chunk_nbytes=4, strategy="broadcast")
+    array = oracle.whole((8, 6), "u1")
+    with Resharder(plan, staging_nbytes=0) as reshard:
+        reshard({0: array})
+        outs = {rank: np.zeros((6, 8), "u1").T for rank in (2, 3)}
+        empty = np.empty
+
+        def no_room(shape, dtype=float, **options):
+            if shape == (8, 6):
+                raise MemoryError("no room")
+            return empty(shape, dtype, **options)
+
+        monkeypatch.setattr("xmesh.arguments.np.empty", no_room)
+        with pytest.raises(ArrayError, match="there must be memory for the output") as caught:
+            reshard({0: array}, outs)
+        assert "48 bytes wanted; no room" in str(caught.value)
+        for out in outs.values():
+            assert out.tolist() == array.tolist()

@@ -83,3 +83,14 @@ def test_started_without_mpiexec_they_say_how(name):
     assert f"mpiexec -n {4 if name == 'reshard.py' else 6} python examples/{name}" in (
         ended.stdout + ended.stderr
     )
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_program_ends_well_after_a_set_up_that_timed_out(count):
+    """MPICH aborts in MPI_Finalize where messages on COMM_WORLD were never received."""
+    lines: list[str] = []
+    argv = [str(ROOT / "tests" / "guard_cases" / "late_rank.py")]
+    status = run_ranks(count, argv, on_line=lines.append, timeout_s=TIMEOUT_S, import_from=ROOT)
+    text = "\n".join(lines)
+    assert status == 0, text
+    assert f"all {count} ranks must call within 0.3 s" in text

@@ -6,10 +6,12 @@ with a shape. ``plan`` works out, without MPI, who sends what to whom; a Reshard
 
 from __future__ import annotations
 
+import atexit
 import importlib
 from typing import TYPE_CHECKING, Any
 
 from xmesh import errors
+from xmesh.at_exit import drain_world
 
 if TYPE_CHECKING:
     from xmesh.box import Box
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from xmesh.world import World
 
 __version__ = "0.1.0"
+
+atexit.register(drain_world)
 
 __all__ = [
     "Box",

@@ -90,7 +90,26 @@ def check_out(plan: Plan, program: Program, out: Any) -> list[NDArray[Any]]:
                     remedy="pass an array that owns its memory, or leave out=None",
                 )
             )
+        if array.size and any(
+            stride == 0 and n > 1 for stride, n in zip(array.strides, array.shape, strict=True)
+        ):
+            raise ArrayError(
+                explain(
+                    "each element of out must have memory of its own",
+                    values=f"shape {array.shape} with strides {array.strides}",
+                    context=_where(plan, rank),
+                    remedy="pass an array that was not broadcast, or leave out=None",
+                )
+            )
     return arrays
+
+
+def sinks(plan: Plan, program: Program) -> list[NDArray[Any]]:
+    """Arrays of the right shapes that take no memory: all their elements are one and the same."""
+    cell = np.empty((), plan.dtype)
+    return [
+        np.lib.stride_tricks.as_strided(cell, box.shape, (0,) * box.ndim) for box in program.needed
+    ]
 
 
 def check_overlap(

@@ -56,6 +56,7 @@ def bind(
     transport: str,
     timeout_s: float,
     num_tags: int,
+    problem: XmeshError | None = None,
 ) -> Binding:
     """Connect the ranks of a plan, once all of them are known to have the same one.
 
@@ -65,11 +66,14 @@ def bind(
         transport: see Resharder.
         timeout_s: seconds to wait for the others.
         num_tags: tags to reserve.
+        problem: what is wrong with this rank's other options; all ranks raise it.
 
     Raises:
         AgreementError, PlanError, TransferTimeout, TransportError: see Resharder.
     """
     if choose_transport(comm, transport) == "loopback":
+        if problem is not None:
+            raise problem
         group = LoopbackGroup(plan.ranks)
         endpoints = [group.endpoint(rank) for rank in plan.ranks]
         programs = [compile_program(plan, rank) for rank in plan.ranks]
@@ -77,11 +81,14 @@ def bind(
     context = context_of(comm)
     rank = context.comm.rank
     if rank not in plan.ranks:
+        require_ranks(context, plan.ranks)
         return Binding((), (), 0, context.progress, loopback=False)
     ranks = tuple(r for r in plan.ranks if r < context.comm.size)
     record = Record(rank, subject="plan", shared=plan_parts(plan))
     programs = []
     try:
+        if problem is not None:
+            raise problem
         require_ranks(context, plan.ranks)
         programs = [compile_program(plan, rank)]
     except XmeshError as error:
@@ -104,7 +111,7 @@ def choose_transport(comm: Any, transport: str) -> str:
     Raises:
         TransportError: no such transport, or it does not go with the communicator.
     """
-    if transport not in TRANSPORTS:
+    if not isinstance(transport, str) or transport not in TRANSPORTS:
         raise TransportError(
             explain(
                 f"transport must be one of {', '.join(TRANSPORTS)}",
@@ -142,7 +149,18 @@ def context_of(comm: Any) -> MpiContext:
                 remedy="pip install 'xmesh[mpich]', or mpi4py for the MPI of your cluster",
             )
         ) from error
-    inner = getattr(comm, "comm", comm)
+    if MPI.Is_finalized():
+        raise TransportError(
+            explain(
+                "MPI can only be used before it is finalized",
+                values="MPI_Finalize was called",
+                remedy="let the program's end finalize MPI",
+            )
+        )
+    inner = comm
+    if not isinstance(comm, MPI.Comm) and hasattr(comm, "require_open"):
+        comm.require_open("a resharding")
+        inner = comm.comm
     if not isinstance(inner, MPI.Intracomm) or inner == MPI.COMM_NULL:
         raise TransportError(
             explain(
@@ -209,6 +227,7 @@ def agree(
     except BaseException:
         # Also after an interrupt: a receive left behind would take a later agreement's message.
         agreement.abandon()
+        context.gave_up = True
         raise
     finally:
         context.progress.active.remove(agreement)

@@ -8,7 +8,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from xmesh.agreement import Agreement, Record
-from xmesh.arguments import check_local, check_out, check_overlap, plain
+from xmesh.arguments import check_local, check_out, check_overlap, plain, sinks
 from xmesh.errors import ArrayError, PeerError, XmeshError, explain
 from xmesh.execution import Execution
 from xmesh.planner import Plan
@@ -69,6 +69,16 @@ class Part:
             self._sources = plain(sources)
         except ArrayError as error:
             self._own_error = error
+        except MemoryError as error:
+            nbytes = sum(box.volume for box in member.program.needed) * plan.itemsize
+            self._own_error = ArrayError(
+                explain(
+                    "there must be memory for the output",
+                    values=f"{nbytes} bytes wanted; {error}",
+                    context=f"rank {rank}, tensor {plan.name!r}",
+                    remedy="free memory before the call, or pass out=",
+                )
+            )
         except Exception as error:
             # Whatever it is: a rank that left the call now would keep all others waiting.
             self._own_error = ArrayError(
@@ -92,7 +102,7 @@ class Part:
         if self._own_error is not None:
             # The others do not know and must not wait for ever: take part without data.
             self._sources = None
-            self._outputs = check_out(member.plan, member.program, None)
+            self._outputs = sinks(member.plan, member.program)
         self._execution = Execution(
             member.program,
             member.endpoint,
@@ -100,6 +110,7 @@ class Part:
             member.staging,
             self._sources,
             plain(self._outputs),
+            sink=self._own_error is not None,
         )
 
     @property

@@ -22,10 +22,15 @@ def as_dtype(value: Any) -> np.dtype[Any]:
     Raises:
         PlanError: no such dtype, or one whose elements have no fixed size in bytes.
     """
-    try:
-        dtype: np.dtype[Any] = np.dtype(value)
-    except (TypeError, ValueError, SyntaxError) as error:
-        dtype = _from_ml_dtypes(value, error)
+    dtype = _lookup(value)
+    if dtype.subdtype is not None:
+        raise PlanError(
+            explain(
+                "elements must not be arrays themselves",
+                values=f"dtype {dtype!r}",
+                remedy="add the element's shape to the dimensions of the array",
+            )
+        )
     if dtype.hasobject or dtype.itemsize == 0 or dtype.kind in "OT":
         raise PlanError(
             explain(
@@ -37,9 +42,28 @@ def as_dtype(value: Any) -> np.dtype[Any]:
     return dtype
 
 
+def _lookup(value: Any) -> np.dtype[Any]:
+    """The dtype, whatever its size."""
+    if value is None:
+        raise PlanError(
+            explain(
+                "dtype must be given",
+                values="None",
+                remedy="pass a numpy dtype or its name, such as 'float32'",
+            )
+        )
+    try:
+        dtype: np.dtype[Any] = np.dtype(value)
+        return dtype
+    except (TypeError, ValueError, SyntaxError) as error:
+        return _from_ml_dtypes(value, error)
+
+
 def _from_ml_dtypes(name: Any, error: Exception) -> np.dtype[Any]:
     try:
         scalar: Any = getattr(importlib.import_module("ml_dtypes"), str(name))
+        if not isinstance(scalar, type):
+            raise TypeError(f"{name!r} of ml_dtypes is no type")
         found: np.dtype[Any] = np.dtype(scalar)
         return found
     except (ImportError, AttributeError, TypeError):
@@ -69,6 +93,7 @@ def _describe(dtype: np.dtype[Any]) -> Any:
             "names": list(dtype.names),
             "formats": [_describe(field[0]) for field in fields],
             "offsets": [int(field[1]) for field in fields],
+            "titles": [field[2] if len(field) > 2 else None for field in fields],
             "itemsize": int(dtype.itemsize),
         }
     return dtype.str if dtype.type.__module__ == "numpy" else dtype.name
@@ -96,7 +121,7 @@ def named_dtype(name: str) -> np.dtype[Any]:
 
 def _rebuild(described: Any) -> np.dtype[Any]:
     if isinstance(described, str):
-        return as_dtype(described)
+        return _lookup(described)
     if "base" in described:
         return np.dtype((_rebuild(described["base"]), tuple(described["shape"])))
     formats = [_rebuild(part) for part in described["formats"]]

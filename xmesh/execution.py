@@ -67,6 +67,8 @@ class Execution:
         sources: arrays of plain elements, one for each box held; None when the caller's argument
             was wrong, in which case empty messages go out in place of data.
         destinations: writable arrays of plain elements, one for each box needed.
+        sink: the destinations keep nothing, so a chunk that is still to be relayed must stay in
+            staging memory.
     """
 
     def __init__(
@@ -77,7 +79,9 @@ class Execution:
         staging: Staging,
         sources: Sequence[NDArray[Any]] | None,
         destinations: Sequence[NDArray[Any]],
+        sink: bool = False,
     ) -> None:
+        self._sink = sink
         self._program = program
         self._endpoint = endpoint
         self._tag = tag
@@ -287,6 +291,8 @@ class Execution:
     def _take(self, nbytes: int, must: bool) -> Bytes | None:
         """Staging memory, if need be that of a chunk which can be packed again."""
         buffer = self._staging.take(nbytes)
+        if buffer is None and self._sink:
+            return self._staging.take(nbytes, must=True)
         if buffer is None and self._kept:
             # The one kept last: each peer is sent the chunks in order, so it is needed last.
             index, _ = self._kept.popitem()

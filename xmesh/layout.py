@@ -11,6 +11,7 @@ from itertools import product
 from typing import Any
 
 from xmesh.box import Box
+from xmesh.box_index import BoxIndex
 from xmesh.errors import LayoutError, XmeshError, explain
 from xmesh.mesh import DeviceMesh
 from xmesh.spec import ShardingSpec
@@ -364,18 +365,18 @@ def _check_boxes(rank: int, boxes: tuple[Box, ...], shape: tuple[int, ...]) -> N
                     remedy="give as many dimensions as the array has, and stops within its extents",
                 )
             )
-    full = sorted(box for box in boxes if not box.empty)
-    for i, box in enumerate(full):
-        for other in full[i + 1 :]:
-            # Sorted by start: once a box begins behind this one, so do all the rest.
-            if box.ndim and other.start[0] >= box.stop[0]:
-                break
-            if box.intersect(other) is not None:
-                raise LayoutError(
-                    explain(
-                        "boxes of one rank must not overlap",
-                        values=f"box {box} and box {other}",
-                        context=f"rank {rank}",
-                        remedy="cut the boxes so that the rank holds each element once",
-                    )
+    full = [box for box in boxes if not box.empty]
+    distinct = list(dict.fromkeys(full))
+    index = BoxIndex(distinct)
+    for i, box in enumerate(distinct):
+        others = [j for j in index.overlapping(box) if j != i]
+        if others or len(distinct) < len(full):
+            twice = distinct[others[0]] if others else next(b for b in full if full.count(b) > 1)
+            raise LayoutError(
+                explain(
+                    "boxes of one rank must not overlap",
+                    values=f"box {box if others else twice} and box {twice}",
+                    context=f"rank {rank}",
+                    remedy="cut the boxes so that the rank holds each element once",
                 )
+            )

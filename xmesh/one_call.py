@@ -77,6 +77,7 @@ def reshard(
     rank = context.comm.rank
     ranks = tuple(sorted({*src.ranks, *dst.ranks}))
     if rank not in ranks:
+        require_ranks(context, ranks)
         return None
     if topology is None:
         # A World's; an mpi4py communicator has an attribute of this name too, a number.

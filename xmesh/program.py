@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from xmesh.arrays import Slices
 from xmesh.box import Box
+from xmesh.box_index import BoxIndex
 from xmesh.errors import PlanError, explain
-from xmesh.planner.cells import BoxIndex
 from xmesh.planner.plans import Plan
 from xmesh.planner.strategy import hops_of
 

@@ -23,7 +23,7 @@ def seconds(timeout_s: object) -> float:
         OptionError: it is not a number >= 0 (infinity is one).
     """
     if isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool) and timeout_s >= 0:
-        return float(timeout_s)
+        return float(min(timeout_s, 1e9))  # three decades; some clocks know no infinity
     raise OptionError(
         explain(
             "a time-out must be a number of seconds >= 0",

@@ -75,20 +75,19 @@ class Resharder:
                     remedy="make one with xmesh.plan(src, dst, ...)",
                 )
             )
-        if not isinstance(staging_nbytes, int) or staging_nbytes < 0:
-            raise OptionError(
-                explain(
-                    "staging_nbytes must be an integer >= 0",
-                    values=f"{staging_nbytes!r}",
-                    remedy=f"leave it at its default of {STAGING_NBYTES}",
-                )
-            )
         self.plan = plan
-        self._timeout_s = seconds(timeout_s)
+        self._timeout_s = TIMEOUT_S
+        problem: XmeshError | None = None
+        try:
+            self._timeout_s = seconds(timeout_s)
+            _check_staging(staging_nbytes)
+        except OptionError as error:
+            # Told to all ranks, which would otherwise wait for this one.
+            problem = error
         self._calls = 0
         self._in_flight: list[Request] = []
         self._closed = ""
-        self._binding: Binding = bind(plan, comm, transport, self._timeout_s, NUM_TAGS)
+        self._binding: Binding = bind(plan, comm, transport, self._timeout_s, NUM_TAGS, problem)
         self._members = [
             Member(plan, endpoint, program, staging_nbytes)
             for endpoint, program in zip(
@@ -306,6 +305,18 @@ class Request:
         self._resharder.close()
         self._resharder._closed = f"it gave up after {limit_s:g} s"
         return error
+
+
+def _check_staging(staging_nbytes: Any) -> None:
+    """Refuse a size without meaning."""
+    if not isinstance(staging_nbytes, int) or staging_nbytes < 0:
+        raise OptionError(
+            explain(
+                "staging_nbytes must be an integer >= 0",
+                values=f"{staging_nbytes!r}",
+                remedy=f"leave it at its default of {STAGING_NBYTES}",
+            )
+        )
 
 
 def _require_mapping(argument: Any, plan: Plan) -> None:

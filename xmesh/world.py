@@ -46,8 +46,8 @@ class World:
         topology: Topology | str = "auto",
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        self.comm = comm
         self._context = context_of(comm)
+        self.comm = comm = self._context.comm
         self._timeout_s = seconds(timeout_s)
         self._communicators: dict[tuple[int, ...], MPI.Intracomm] = {}
         self._closed = False
@@ -97,14 +97,7 @@ class World:
             ClosedError: the World is closed.
             TransferTimeout: a rank of the mesh, or line, did not call in time.
         """
-        if self._closed:
-            raise ClosedError(
-                explain(
-                    "a World cannot be used after close()",
-                    values=f"communicator for mesh {mesh}",
-                    remedy="close it last, or make a new one on all ranks",
-                )
-            )
+        self.require_open(f"a communicator for mesh {mesh}")
         if not isinstance(mesh, DeviceMesh):
             raise MeshError(
                 explain(
@@ -139,6 +132,21 @@ class World:
             self._communicators[ranks] = self.comm.Create_group(group, tag=min(ranks))
             group.Free()
         return self._communicators[ranks]
+
+    def require_open(self, purpose: str) -> None:
+        """Refuse use after ``close``, or after the user freed the communicator.
+
+        Raises:
+            ClosedError: says what it was wanted for.
+        """
+        if self._closed or self.comm == MPI.COMM_NULL:
+            raise ClosedError(
+                explain(
+                    "a World cannot be used after close(), nor without its communicator",
+                    values=f"wanted for {purpose}",
+                    remedy="close it last, or make a new one on all ranks",
+                )
+            )
 
     def close(self) -> None:
         """Free the communicators on meshes. Idempotent; the user's communicator stays."""

@@ -313,3 +313,25 @@ def test_a_dtype_with_hundreds_of_fields(comm):
     else:
         same_on_all(comm, error, ArrayError)
     a_new_one_works(comm)
+
+
+@several
+@pytest.mark.parametrize("options", [{"staging_nbytes": "much"}, {"timeout_s": None}])
+def test_options_of_one_rank_without_meaning_reach_all(comm, options):
+    plan = gather_plan()
+    mine = options if comm.rank == comm.size - 1 else {}
+    error = error_of(lambda: Resharder(plan, comm, **mine))
+    text = same_on_all(comm, error, xmesh.errors.OptionError)
+    assert repr(next(iter(options.values()))) in text
+    with Resharder(plan, comm) as reshard:
+        still_works(comm, reshard)
+
+
+def test_a_plan_wholly_outside_the_communicator(comm):
+    layout = Layout(DeviceMesh([comm.size + 5]), "R", (4,))
+    for call in (
+        lambda: Resharder(xmesh.plan(layout, layout), comm),
+        lambda: xmesh.reshard(np.zeros(4), layout, layout, comm),
+    ):
+        text = same_on_all(comm, error_of(call), PlanError)
+        assert "the communicator must hold every rank of both meshes" in text

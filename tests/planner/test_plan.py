@@ -332,3 +332,42 @@ def test_a_rank_of_a_million_task_plan_knows_its_own_part():
     assert sum(op.volume for op in sends) == sum(op.volume for op in receives) == 4 * 4096
     # The plan itself is no larger than its layouts.
     assert len(made.to_json()) < 100_000
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        np.dtype([(("title", "a"), "<i4")]),
+        np.dtype([("a", "S0"), ("b", "<i4")]),
+        np.dtype([("a", "<f4", (2, 3)), ("b", [("c", ">u2")])]),
+        np.dtype(
+            {"names": ["a", "b"], "formats": ["u1", "<f8"], "offsets": [3, 8], "itemsize": 24}
+        ),
+        np.dtype([("a", "u1"), ("b", "<f8")], align=True),
+        "bfloat16",
+    ],
+    ids=str,
+)
+def test_structured_dtypes_survive_json(dtype):
+    src, dst = (Layout(DeviceMesh([rank]), "R", (4,)) for rank in (0, 1))
+    made = plan(src, dst, dtype)
+    read = Plan.from_json(made.to_json())
+    assert read == made
+    assert read.dtype == made.dtype
+
+
+def test_bfloat16_inside_a_structure_survives_json():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    src, dst = (Layout(DeviceMesh([rank]), "R", (4,)) for rank in (0, 1))
+    made = [
+        plan(src, dst, np.dtype([("a", kind), ("b", "<f4")]))
+        for kind in (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)
+    ]
+    assert made[0] != made[1]
+    assert [Plan.from_json(p.to_json()).dtype for p in made] == [p.dtype for p in made]
+
+
+@pytest.mark.parametrize("dtype", [None, "__doc__", np.dtype(("f4", (2,))), "O", "S0"])
+def test_what_is_no_element_type_is_refused(dtype):
+    layout = Layout(DeviceMesh([0]), "R", (4,))
+    assert refusal(plan, layout, layout, dtype)

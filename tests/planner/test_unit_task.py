@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from strategies import layout_pairs
 
 from xmesh.box import Box
+from xmesh.box_index import BoxIndex
 from xmesh.errors import PlanError
 from xmesh.layout import Layout
 from xmesh.mesh import DeviceMesh
-from xmesh.planner.cells import BoxIndex, disjoint_cells
+from xmesh.planner.cells import disjoint_cells
 from xmesh.planner.unit_task import Streams
 
 PAIRS = layout_pairs(explicit=True)

@@ -14,8 +14,8 @@ from itertools import pairwise
 from typing import NoReturn
 
 from xmesh.box import Box
+from xmesh.box_index import BoxIndex
 from xmesh.errors import PlanError, explain
-from xmesh.planner.cells import BoxIndex
 from xmesh.planner.plans import Plan
 from xmesh.planner.strategy import Hop, hops_of
 from xmesh.planner.transfer import Transfer

@@ -135,7 +135,7 @@ def _check_options(strategy: str, scheduler: str) -> None:
         ("strategy", strategy, (*STRATEGIES, "auto")),
         ("scheduler", scheduler, tuple(BY_NAME)),
     ):
-        if value not in known:
+        if not isinstance(value, str) or value not in known:
             raise PlanError(
                 explain(
                     f"{what} must be one of {', '.join(known)}",

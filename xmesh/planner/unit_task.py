@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from xmesh.box import Box
+from xmesh.box_index import BoxIndex
 from xmesh.errors import PlanError, explain
 from xmesh.layout import Layout
-from xmesh.planner.cells import BoxIndex, disjoint_cells, uncovered
+from xmesh.planner.cells import disjoint_cells, uncovered
 
 
 @dataclass(frozen=True)

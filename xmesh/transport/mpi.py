@@ -6,7 +6,9 @@ for each set of ranks, so nothing of ours meets the user's messages and nothing 
 
 from __future__ import annotations
 
+import atexit
 import functools
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -40,6 +42,8 @@ class MpiContext:
         self.comm = comm
         #: Whoever waits for one transfer on this communicator moves them all on.
         self.progress = Progress()
+        #: Some set-up on this communicator timed out.
+        self.gave_up = False
         self._endpoints: dict[tuple[int, ...], MpiEndpoint] = {}
 
     @classmethod
@@ -50,6 +54,7 @@ class MpiContext:
         if not isinstance(context, MpiContext):
             context = cls(comm)
             comm.Set_attr(key, context)
+            atexit.register(context.drain)
         return context
 
     def public(self, ranks: tuple[int, ...]) -> Endpoint:
@@ -63,6 +68,25 @@ class MpiContext:
     def handshake_tag(self) -> int:
         """The highest tag: the one that users are least likely to use."""
         return _tag_limit(self.comm)
+
+    def drain(self) -> None:
+        """Receive what set-ups that timed out have left on the user's communicator.
+
+        Called at exit: MPICH 5.0 aborts in MPI_Finalize when messages on COMM_WORLD were never
+        received. Waits a moment only where a set-up was given up here.
+        """
+        if MPI.Is_finalized() or self.comm == MPI.COMM_NULL:
+            return
+        end_s = time.monotonic() + (0.05 if self.gave_up else 0.0)
+        while True:
+            status = MPI.Status()
+            if self.comm.Iprobe(MPI.ANY_SOURCE, self.handshake_tag, status):
+                message = bytearray(status.Get_count(MPI.BYTE))
+                self.comm.Recv([message, MPI.BYTE], status.Get_source(), self.handshake_tag)
+            elif time.monotonic() >= end_s:
+                return
+            else:
+                time.sleep(1e-3)
 
     def cached(self, ranks: tuple[int, ...]) -> MpiEndpoint | None:
         """The endpoint of a group, where it exists and is sound."""
