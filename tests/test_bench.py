@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from xmesh import Box, Topology, cli, plan
-from xmesh.bench import demo, launch, paper, show
+from xmesh.bench import content, demo, launch, paper, show
 from xmesh.bench.cases import CASES, ITEMSIZE, Case, scaled_shape
+from xmesh.bench.rows import Row, row_from_json
 from xmesh.errors import XmeshError
 
 REFERENCE = {  # case: unit tasks, and Gbit/s over 10 Gbit/s NICs by the best order
@@ -37,7 +38,7 @@ REFERENCE = {  # case: unit tasks, and Gbit/s over 10 Gbit/s NICs by the best or
 }
 KEYS = {"case", "strategy", "scheduler", "time_s", "bound_s", "predicted_s", "verified"}
 
-ROW = paper.Row(
+ROW = Row(
     case=3,
     src="RS0R@(2,4)",
     dst="S0RR@(2,4)",
@@ -115,31 +116,31 @@ def test_cases_of_the_same_proportions_get_the_same_shape():
 
 
 def test_codes_depend_on_the_place_in_the_whole_array_alone():
-    whole = paper.codes(Box.from_shape((7, 5, 6)), (7, 5, 6))
+    whole = content.codes(Box.from_shape((7, 5, 6)), (7, 5, 6))
     assert np.unique(whole).size == 7 * 5 * 6
     box = Box((2, 1, 3), (7, 4, 5))
-    np.testing.assert_array_equal(paper.codes(box, (7, 5, 6)), whole[box.slices()])
+    np.testing.assert_array_equal(content.codes(box, (7, 5, 6)), whole[box.slices()])
 
 
 def test_the_content_of_no_two_calls_agrees_anywhere():
-    keys = [paper._key(case.number, repeat) for case in CASES for repeat in range(20)]
+    keys = [content.key(case.number, repeat) for case in CASES for repeat in range(20)]
     assert len(set(keys)) == len(keys)
 
 
 def test_one_wrong_element_is_found_and_named():
     box = Box((2, 0), (4, 5))
-    wanted = paper.codes(box, (4, 5))
+    wanted = content.codes(box, (4, 5))
     out = wanted.copy()
-    assert paper._difference(wanted, out, box, rank=3, repeat=1) == ""
+    assert content.difference(wanted, out, box, rank=3, repeat=1) == ""
     out[1, 2] ^= 1
-    text = paper._difference(wanted, out, box, rank=3, repeat=1)
+    text = content.difference(wanted, out, box, rank=3, repeat=1)
     assert "rank 3, repeat 1: 1 of 10 elements are wrong; the first is (3, 2)" in text
 
 
 # --- Rows and tables ------------------------------------------------------------------------------
 
 
-def rendered(rows: list[paper.Row], width: int) -> str:
+def rendered(rows: list[Row], width: int) -> str:
     stream = io.StringIO()
     show.print_table(rows, Console(file=stream, width=width, force_terminal=True, no_color=True))
     return re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue())
@@ -148,7 +149,7 @@ def rendered(rows: list[paper.Row], width: int) -> str:
 def test_rows_survive_json_and_have_the_keys_that_others_read():
     data = json.loads(json.dumps(asdict(ROW)))
     assert set(data) >= KEYS
-    assert paper.row_from_json(data) == ROW
+    assert row_from_json(data) == ROW
 
 
 def test_the_table_shows_what_was_measured():

@@ -10,6 +10,7 @@ import pytest
 from xmesh import Topology
 from xmesh.bench import paper
 from xmesh.bench.cases import CASES, Case, scaled_shape
+from xmesh.bench.rows import Row
 from xmesh.errors import XmeshError
 from xmesh.planner import STRATEGIES
 from xmesh.resharder import Resharder
@@ -29,7 +30,7 @@ def fitting(comm):
 
 
 def test_every_case_that_fits_is_verified(comm):
-    told: list[paper.Step | paper.Row] = []
+    told: list[paper.Step | Row] = []
     cases = fitting(comm)
     rows = paper.run(comm, nbytes=TINY_NBYTES, repeats=2, cases=cases, tell=told.append)
     assert [row.case for row in rows] == [case.number for case in cases]
@@ -46,7 +47,7 @@ def test_every_case_that_fits_is_verified(comm):
             assert max(row.received_nbytes) >= row.nbytes / 3
     assert comm.bcast(rows) == rows  # the same on every rank
     if comm.rank == 0:
-        assert [item for item in told if isinstance(item, paper.Row)] == rows
+        assert [item for item in told if isinstance(item, Row)] == rows
         last = [item for item in told if isinstance(item, paper.Step)][-1]
         assert last.done == last.total == 3 * len(cases)
     else:

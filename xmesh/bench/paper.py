@@ -10,15 +10,15 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from xmesh.bench.cases import CASES, Case, scaled_shape
+from xmesh.bench.content import codes, difference, key
 from xmesh.bench.launch import launched, run_ranks
-from xmesh.box import Box
+from xmesh.bench.rows import Row, row_from_json
 from xmesh.errors import XmeshError, explain
 from xmesh.planner import STRATEGIES, CostModel, Plan, plan
 from xmesh.planner.describe import host_traffic
@@ -35,57 +35,6 @@ MIB = 2**20
 #: Begins a line by which ranks tell the process that started them how far they are.
 _EVENT = "\x1e"
 _POLL_S = 50e-6
-
-Elements = NDArray[np.uint32]
-
-
-@dataclass(frozen=True)
-class Row:
-    """What came out of one case; the same on every rank.
-
-    Attributes:
-        case: number of the case.
-        src: source layout.
-        dst: destination layout.
-        shape: of the array.
-        nbytes: bytes of the array, held once.
-        unit_tasks: how many the resharding breaks into.
-        strategy: the strategy in use.
-        scheduler: the scheduler asked for.
-        ranks_per_host: most ranks on a host in the topology that the plan is for.
-        nic_bandwidth_Bps: bytes per second of a NIC that the plan is for.
-        sent_nbytes: for each host, bytes it sends to other hosts.
-        received_nbytes: for each host, bytes it gets from other hosts.
-        makespan_s: of the plan, in the paper's model.
-        bound_s: what no plan can beat in that model.
-        ratio: makespan over bound; 1 when nothing moves.
-        predicted_s: end of a simulation, message by message.
-        time_s: measured: median of ``times_s``.
-        times_s: measured: for each repeat, the time of the slowest rank.
-        verified: every element was right on every rank, in every repeat.
-        problem: the first that was not.
-    """
-
-    case: int
-    src: str
-    dst: str
-    shape: tuple[int, ...]
-    nbytes: int
-    unit_tasks: int
-    strategy: str
-    scheduler: str
-    ranks_per_host: int
-    nic_bandwidth_Bps: float
-    sent_nbytes: tuple[int, ...]
-    received_nbytes: tuple[int, ...]
-    makespan_s: float
-    bound_s: float
-    ratio: float
-    predicted_s: float
-    time_s: float
-    times_s: tuple[float, ...]
-    verified: bool
-    problem: str
 
 
 class Step(NamedTuple):
@@ -190,12 +139,12 @@ def _measure(
     with Resharder(made, comm) as resharder:
         # Repeat 0 is the first call, in which the ranks agree; it is checked but not timed.
         for repeat in range(repeats + 1):
-            key = _key(number, repeat)
+            mask = key(number, repeat)
             if source is not None:
-                np.bitwise_xor(source, key, out=local)
+                np.bitwise_xor(source, mask, out=local)
             if wanted is not None:
                 # No element is right before the call, so one that nobody writes is found.
-                np.bitwise_xor(wanted, ~key, out=out)
+                np.bitwise_xor(wanted, ~mask, out=out)
             _quiet_barrier(comm)
             began_s = time.perf_counter()
             resharder(local, out)
@@ -203,51 +152,13 @@ def _measure(
             # Ranks that are done, or not in the case at all, must not slow down the others.
             _quiet_barrier(comm, longest_poll_s=5e-3)
             if wanted is not None and out is not None and dst_box is not None:
-                problem = problem or _difference(wanted ^ key, out, dst_box, comm.rank, repeat)
+                problem = problem or difference(wanted ^ mask, out, dst_box, comm.rank, repeat)
             slowest: tuple[float, str] = comm.allreduce((elapsed_s, problem), op=_worse)
             problem = slowest[1]
             if repeat:
                 times_s.append(slowest[0])
             repeat_done(repeat + 1)
     return times_s, problem
-
-
-def codes(box: Box, shape: Sequence[int]) -> Elements:
-    """A number for each element of a box, which depends on its place in the whole array alone.
-
-    Different for any two elements of an array below 2**32 elements, and without a pattern.
-    """
-    index = np.zeros((1,) * len(shape), np.uint32)
-    for dim, extent in enumerate(shape):
-        along = np.arange(box.start[dim], box.stop[dim], dtype=np.uint32)
-        index = index * np.uint32(extent) + along.reshape(
-            [-1 if d == dim else 1 for d in range(len(shape))]
-        )
-    # A bijection of 32-bit numbers: multiplications by odd numbers, and shifts that can be undone.
-    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
-        index ^= index >> np.uint32(shift)
-        index *= np.uint32(factor)
-    index ^= index >> np.uint32(16)
-    return index
-
-
-def _key(number: int, repeat: int) -> np.uint32:
-    """What tells the content of one call from that of all others."""
-    place = number * 2**16 + repeat
-    return np.uint32(codes(Box((place,), (place + 1,)), (2**32 - 1,))[0])
-
-
-def _difference(wanted: Elements, out: Elements, box: Box, rank: int, repeat: int) -> str:
-    """The first element that is not as it should be, or ""."""
-    if np.array_equal(wanted, out):
-        return ""
-    wrong = wanted != out
-    place = np.unravel_index(int(np.argmax(wrong)), out.shape)
-    element = tuple(int(i) + start for i, start in zip(place, box.start, strict=True))
-    return (
-        f"rank {rank}, repeat {repeat}: {np.count_nonzero(wrong):,} of {out.size:,} elements are "
-        f"wrong; the first is {element}: {out[place]:#010x}, not {wanted[place]:#010x}"
-    )
 
 
 def _worse(a: tuple[float, str], b: tuple[float, str]) -> tuple[float, str]:
@@ -475,14 +386,6 @@ def _rows_of_new_ranks(args: argparse.Namespace, cases: Sequence[Case]) -> list[
             )
         )
     return rows
-
-
-def row_from_json(data: dict[str, Any]) -> Row:
-    """Inverse of ``dataclasses.asdict`` after a way through JSON."""
-    values: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
-    }
-    return Row(**values)
 
 
 def _write(path: str, rows: Sequence[Row]) -> None:

@@ -16,7 +16,7 @@ from rich.table import Table
 from xmesh.planner.describe import nbytes_text, seconds_text
 
 if TYPE_CHECKING:
-    from xmesh.bench.paper import Row
+    from xmesh.bench.rows import Row
 
 #: Characters of a line where no terminal sets a limit.
 _PLAIN_WIDTH = 200
