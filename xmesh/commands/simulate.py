@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+from pathlib import Path
 
-from xmesh.errors import PlanError, explain
+from xmesh.errors import OptionError, PlanError, explain
 from xmesh.planner.describe import nbytes_text, seconds_text, table_lines
 from xmesh.planner.plans import Plan
 from xmesh.planner.simulate import simulate
+from xmesh.report import chrome_trace
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,6 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = '  xmesh plan "RS0@(4,)" "S0R@(4,)" --shape 64,64 --json | xmesh simulate'
     parser.add_argument(
         "plan", nargs="?", default="-", metavar="PLAN.json", help="by xmesh plan --json (stdin)"
+    )
+    parser.add_argument(
+        "--trace", metavar="FILE", help="write the timeline as a Chrome trace, which Perfetto opens"
     )
 
 
@@ -41,6 +47,19 @@ def run(args: argparse.Namespace) -> int:
         print("", *table_lines(("NIC", "host", "sends", "receives"), rows, "><>>"), sep="\n")
     total = sum(result.host_out_nbytes)
     print(f"\n  between hosts {nbytes_text(total)}")
+    if args.trace:
+        text = json.dumps(chrome_trace(result.messages, topology))
+        try:
+            Path(args.trace).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise OptionError(
+                explain(
+                    "--trace must name a file that can be written",
+                    values=str(error),
+                    remedy="choose a folder that is there and yours",
+                )
+            ) from error
+        print(f"  wrote {args.trace}: open it at ui.perfetto.dev")
     return 0
 
 
