@@ -333,7 +333,7 @@ def test_ranks_that_do_not_end_are_ended(tmp_path):
     began_s = time.monotonic()
     with pytest.raises(XmeshError, match="must end within 5 s"):
         launch.run_ranks(2, ["-c", code], on_line=lambda line: None, timeout_s=5)
-    assert time.monotonic() - began_s < 30
+    assert time.monotonic() - began_s < 90
     started = [int(path.name) for path in tmp_path.iterdir()]
     assert started
     deadline_s = time.monotonic() + 10

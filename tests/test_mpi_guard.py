@@ -66,7 +66,7 @@ def case(name):
 
 def test_hanging_program_is_cut_and_shows_all_stacks(environment):
     output, elapsed_s = guarded(environment, 2, 6, case("hang.py"))
-    assert 6 < elapsed_s < 20
+    assert 6 < elapsed_s < 90  # cut by the limit, not by the end of a longer wait
     assert "the run did not end within 6 s" in output
     first, second = output.split("--- rank ")[1:]
     assert first.startswith("0\n")
@@ -80,7 +80,7 @@ def test_hanging_program_is_cut_and_shows_all_stacks(environment):
 
 def test_hanging_test_is_cut_by_its_own_limit(environment):
     output, elapsed_s = guarded(environment, 2, 60, *PYTEST, case("rank_hangs_in_test.py"))
-    assert elapsed_s < 30
+    assert elapsed_s < 55  # well before the limit of 60 s for the whole run
     assert "test_hangs within 4 s" in output
     assert "--- rank 0, rank 1\n" in output
     assert "in wait_inside_the_test" in output
@@ -88,7 +88,7 @@ def test_hanging_test_is_cut_by_its_own_limit(environment):
 
 def test_failure_of_one_rank_is_printed_and_frees_the_others(environment):
     output, elapsed_s = guarded(environment, 3, 60, *PYTEST, case("one_rank_fails.py"))
-    assert elapsed_s < 30
+    assert elapsed_s < 55  # well before the limit of 60 s for the whole run
     assert "*** rank 2 failed" in output
     assert "ValueError: a deliberate failure" in output
     assert "after 1 s ranks 0, 1 had not ended it" in output
@@ -110,7 +110,7 @@ def test_ranks_must_collect_the_same_tests(environment):
 
 def test_rank_that_dies_fails_the_run(environment):
     output, elapsed_s = guarded(environment, 2, 60, *PYTEST, case("rank_dies.py"))
-    assert elapsed_s < 30
+    assert elapsed_s < 55  # well before the limit of 60 s for the whole run
     assert "ended early, in " in output
     assert "test_process_ends" in output
 

@@ -50,7 +50,7 @@ class Box:
     @classmethod
     def from_shape(cls, shape: Iterable[int]) -> Box:
         """The whole of an array of ``shape``."""
-        stop = tuple(shape)
+        stop = tuple(shape) if isinstance(shape, Iterable) else (shape,)
         return cls((0,) * len(stop), stop)
 
     @property

@@ -126,7 +126,7 @@ class DeviceMesh:
         """
         try:
             return self._coordinates[rank]
-        except KeyError:
+        except (KeyError, TypeError):
             raise MeshError(
                 explain(
                     "only a rank of the mesh has coordinates in it",
@@ -150,7 +150,7 @@ class DeviceMesh:
         Raises:
             MeshError: the mesh has no such axis, or one is given twice.
         """
-        given = (axis,) if isinstance(axis, (str, int)) else tuple(axis)
+        given = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
         axes = tuple(self.axis(a) for a in given)
         if len(set(axes)) != len(axes):
             raise MeshError(
@@ -195,7 +195,10 @@ class DeviceMesh:
         return mesh
 
     def __contains__(self, rank: object) -> bool:
-        return rank in self._coordinates
+        try:
+            return rank in self._coordinates
+        except TypeError:  # what cannot be hashed is no rank
+            return False
 
     @cached_property
     def _coordinates(self) -> dict[int, tuple[int, ...]]:
@@ -333,7 +336,8 @@ def _checked_names(shape: tuple[int, ...], names: Iterable[str] | None) -> tuple
     if names is None:
         return None
     # A lone string would fall apart into letters.
-    checked = (names,) if isinstance(names, str) else tuple(names)
+    lone = isinstance(names, str) or not isinstance(names, Iterable)
+    checked: tuple[Any, ...] = (names,) if lone else tuple(names)
     rule = ""
     if len(checked) != len(shape):
         rule = f"a mesh needs one name for each of its {len(shape)} axes"
