@@ -94,3 +94,21 @@ def test_a_program_ends_well_after_a_set_up_that_timed_out(count):
     text = "\n".join(lines)
     assert status == 0, text
     assert f"all {count} ranks must call within 0.3 s" in text
+
+
+def test_the_code_in_the_readme_runs(tmp_path):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    program, loopback = tmp_path / "field.py", tmp_path / "loopback.py"
+    program.write_text(blocks[0])
+    loopback.write_text(f"{blocks[0].split('local = None')[0]}{blocks[1]}print(sorted(outputs))\n")
+    for count, file, expected in (
+        (4, program, "4 unit tasks in 4 transfers"),
+        (1, loopback, "[2, 3]"),
+    ):
+        lines: list[str] = []
+        status = run_ranks(
+            count, [str(file)], on_line=lines.append, timeout_s=TIMEOUT_S, import_from=ROOT
+        )
+        text = "\n".join(lines)
+        assert status == 0, text
+        assert expected in text
