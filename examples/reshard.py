@@ -24,11 +24,12 @@ if comm.rank in src.ranks:
 
 out = xmesh.reshard(local, src, dst, comm)  # an array on the ranks of dst, None elsewhere
 
-plan = xmesh.plan(src, dst, "float32")  # pure data, the same on every rank
-with xmesh.Resharder(plan, comm) as resharder:  # set-up once, then as often as you like
-    request = resharder.start(local)
-    # ... compute meanwhile ...
-    again = request.wait(timeout_s=60)
+with xmesh.World(comm) as world:  # knows which ranks share a host
+    plan = xmesh.plan(src, dst, "float32", world.topology)  # pure data, the same on every rank
+    with xmesh.Resharder(plan, world) as resharder:  # set-up once, then as often as you like
+        request = resharder.start(local)
+        # ... compute meanwhile ...
+        again = request.wait(timeout_s=60)
 
 # The rest shows it: every rank says what it has, and whether it is right; rank 0 prints.
 if comm.rank in src.ranks:
