@@ -40,8 +40,13 @@ def environment() -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def slurm() -> Iterator[LocalSlurm]:
+def able() -> None:
+    """This machine can run a Slurm."""
     need(LocalSlurm.missing())
+
+
+@pytest.fixture(scope="session")
+def slurm(able: None) -> Iterator[LocalSlurm]:
     with LocalSlurm(num_nodes=4, cpus_per_node=2) as cluster:
         yield cluster
 

@@ -173,9 +173,8 @@ def test_ended_in_the_middle(number, slurm):
     assert slurm.run(["srun", "true"], timeout_s=60).status == 0  # the other one lives
 
 
+@pytest.mark.usefixtures("able")
 def test_one_that_stays(monkeypatch, capsys):
-    if LocalSlurm.missing():
-        pytest.skip(LocalSlurm.missing())
     assert main(["up", "--nodes", "1"]) == 0
     line = capsys.readouterr().out.strip()
     conf = Path(line.removeprefix("export SLURM_CONF="))
