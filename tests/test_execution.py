@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 import xmesh
 from xmesh import CostModel, DeviceMesh, Layout, Plan, Resharder, Topology
-from xmesh.arguments import plain
 from xmesh.errors import ArrayError, PeerError, PlanError, TransferTimeout
 from xmesh.execution import Execution
 from xmesh.planner import STRATEGIES
@@ -67,8 +66,8 @@ class Ranks:
                 self.endpoints[rank],
                 tag,
                 self.staging[rank],
-                None if rank in bad else plain(sources),
-                plain(outs),
+                None if rank in bad else sources,
+                outs,
             )
             self.executions.append((len(self.outputs), rank, execution))
         self.outputs.append(outputs)

@@ -264,9 +264,9 @@ def test_one_call_more_than_may_be_in_flight_waits_for_the_oldest():
         requests = [reshard.start(local) for _ in range(31)]
         patch.undo()
         oldest = vars(requests[0])
-        assert not oldest["_finished"]
+        assert not oldest["over"]
         requests.append(reshard.start(local))
-        assert oldest["_finished"]
+        assert oldest["over"]
         for request in requests:
             result = request.wait()
             assert not oracle.difference([result[3]], oracle.held(array, plan.dst, 3))
@@ -303,10 +303,10 @@ def test_a_call_that_ends_late_keeps_its_tag(monkeypatch):
         for _ in range(30):
             reshard(local)
         state = vars(first)
-        assert not state["_finished"]
+        assert not state["over"]
         looks = 0
         reshard(local)
-        assert state["_finished"]
+        assert state["over"]
         result = first.wait()
         assert not oracle.difference([result[3]], oracle.held(array, plan.dst, 3))
         reshard(local)

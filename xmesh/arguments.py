@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmesh.arrays import host_array, raw
+from xmesh.arrays import host_array
 from xmesh.box import Box
 from xmesh.dtypes import dtype_name
 from xmesh.errors import ArrayError, explain
@@ -49,7 +49,7 @@ def check_local(plan: Plan, program: Program, local: Any) -> list[NDArray[Any]]:
                 remedy=f"pass an array of shape {boxes[0].shape} and dtype {plan.dtype}",
             )
         )
-    return _check(plan, rank, "local", local, boxes)
+    return _check(plan, rank, "local", local, boxes, program.held_shapes)
 
 
 def check_out(plan: Plan, program: Program, out: Any) -> list[NDArray[Any]]:
@@ -60,7 +60,7 @@ def check_out(plan: Plan, program: Program, out: Any) -> list[NDArray[Any]]:
     """
     rank, boxes = program.rank, program.needed
     if out is None:
-        return [np.empty(box.shape, plan.dtype) for box in boxes]
+        return [np.empty(shape, plan.dtype) for shape in program.needed_shapes]
     if not boxes:
         raise ArrayError(
             explain(
@@ -70,9 +70,9 @@ def check_out(plan: Plan, program: Program, out: Any) -> list[NDArray[Any]]:
                 remedy="pass out only on ranks of the destination mesh",
             )
         )
-    arrays = _check(plan, rank, "out", out, boxes)
+    arrays = _check(plan, rank, "out", out, boxes, program.needed_shapes)
     for i, array in enumerate(arrays):
-        if any(_overlap(array, other) for other in arrays[:i]):
+        if i and any(_overlap(array, other) for other in arrays[:i]):
             raise ArrayError(
                 explain(
                     "arrays of out must not share memory with each other",
@@ -90,9 +90,7 @@ def check_out(plan: Plan, program: Program, out: Any) -> list[NDArray[Any]]:
                     remedy="pass an array that owns its memory, or leave out=None",
                 )
             )
-        if array.size and any(
-            stride == 0 and n > 1 for stride, n in zip(array.strides, array.shape, strict=True)
-        ):
+        if 0 in array.strides and array.size and _repeats(array):
             raise ArrayError(
                 explain(
                     "each element of out must have memory of its own",
@@ -102,6 +100,10 @@ def check_out(plan: Plan, program: Program, out: Any) -> list[NDArray[Any]]:
                 )
             )
     return arrays
+
+
+def _repeats(array: NDArray[Any]) -> bool:
+    return any(stride == 0 and n > 1 for stride, n in zip(array.strides, array.shape, strict=True))
 
 
 def sinks(plan: Plan, program: Program) -> list[NDArray[Any]]:
@@ -145,13 +147,13 @@ def _overlap(first: NDArray[Any], second: NDArray[Any]) -> bool:
         return True
 
 
-def plain(arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-    """Arrays as elements of a plain type of the same size."""
-    return [raw(array) for array in arrays]
-
-
 def _check(
-    plan: Plan, rank: int, what: str, value: Any, boxes: Sequence[Box]
+    plan: Plan,
+    rank: int,
+    what: str,
+    value: Any,
+    boxes: Sequence[Box],
+    shapes: Sequence[tuple[int, ...]],
 ) -> list[NDArray[Any]]:
     if len(boxes) == 1:
         values: Sequence[Any] = [value]
@@ -168,11 +170,13 @@ def _check(
             )
         )
     arrays = []
-    for item, box in zip(values, boxes, strict=True):
-        try:
-            array = host_array(item, what, writable=what == "out")
-        except ArrayError as error:
-            raise ArrayError(f"{error}\n  context: {_where(plan, rank)}") from None
+    for item, box, shape in zip(values, boxes, shapes, strict=True):
+        array = item
+        if type(item) is not np.ndarray:
+            try:
+                array = host_array(item, what, writable=what == "out")
+            except ArrayError as error:
+                raise ArrayError(f"{error}\n  context: {_where(plan, rank)}") from None
         if array.dtype != plan.dtype:
             raise ArrayError(
                 explain(
@@ -182,7 +186,7 @@ def _check(
                     remedy="convert it with astype, or plan for its dtype",
                 )
             )
-        if array.shape != box.shape:
+        if array.shape != shape:
             raise ArrayError(
                 explain(
                     f"{what} must have the shape of the rank's box",

@@ -17,7 +17,14 @@ from xmesh.errors import ArrayError, explain
 Bytes = NDArray[np.uint8]
 Slices = tuple[slice, ...]
 
-_PLAIN = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
+_BYTE = np.dtype(np.uint8)
+_PLAIN: dict[int, np.dtype[Any]] = {
+    1: _BYTE,
+    2: np.dtype(np.uint16),
+    4: np.dtype(np.uint32),
+    8: np.dtype(np.uint64),
+    16: np.dtype(np.complex128),
+}
 
 
 def host_array(value: Any, what: str, writable: bool = False) -> NDArray[Any]:
@@ -76,21 +83,22 @@ def _not_an_array(value: Any, what: str, why: str) -> ArrayError:
 def raw(array: NDArray[Any]) -> NDArray[Any]:
     """The same memory, shape and strides, with elements of a plain type of the same size."""
     itemsize = array.dtype.itemsize
-    return array.view(_PLAIN.get(itemsize, np.dtype((np.void, itemsize))))
+    plain: np.dtype[Any] = _PLAIN.get(itemsize) or np.dtype((np.void, itemsize))
+    return array.view(plain)
 
 
 def contiguous_bytes(view: NDArray[Any]) -> Bytes | None:
     """The bytes of a region in place, or None when it is not one run of memory in C order."""
     if not view.flags.c_contiguous:
         return None
-    flat: Bytes = view.reshape(-1).view(np.uint8)
+    flat: Bytes = view.reshape(-1).view(_BYTE)
     return flat
 
 
 def pack(views: Sequence[NDArray[Any]], buffer: Bytes) -> None:
     """Copy regions, one after the other in C order, into bytes that they fill exactly."""
     at = 0
-    for view in views:
+    for view in map(raw, views):
         np.copyto(_window(buffer, at, view), view)
         at += view.nbytes
 
@@ -98,7 +106,7 @@ def pack(views: Sequence[NDArray[Any]], buffer: Bytes) -> None:
 def unpack(buffer: Bytes, views: Sequence[NDArray[Any]]) -> None:
     """Inverse of ``pack``."""
     at = 0
-    for view in views:
+    for view in map(raw, views):
         np.copyto(view, _window(buffer, at, view))
         at += view.nbytes
 

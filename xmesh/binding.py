@@ -13,6 +13,7 @@ from xmesh.program import Program, compile_program
 from xmesh.progress import Progress
 from xmesh.transport.base import Endpoint
 from xmesh.transport.loopback import LoopbackGroup
+from xmesh.wait_policy import give_way
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -77,7 +78,7 @@ def bind(
         group = LoopbackGroup(plan.ranks)
         endpoints = [group.endpoint(rank) for rank in plan.ranks]
         programs = [compile_program(plan, rank) for rank in plan.ranks]
-        return Binding(endpoints, programs, 0, Progress(all_here=True), loopback=True)
+        return Binding(endpoints, programs, 0, Progress(), loopback=True)
     context = context_of(comm)
     rank = context.comm.rank
     if rank not in plan.ranks:
@@ -223,7 +224,7 @@ def agree(
 
     context.progress.active.append(agreement)
     try:
-        context.progress.wait(lambda: agreement.over, timeout_s, give_up)
+        context.progress.wait(agreement, timeout_s, give_up, give_way)
     except BaseException:
         # Also after an interrupt: a receive left behind would take a later agreement's message.
         agreement.abandon()

@@ -8,7 +8,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from xmesh.agreement import Agreement, Record
-from xmesh.arguments import check_local, check_out, check_overlap, plain, sinks
+from xmesh.arguments import check_local, check_out, check_overlap, sinks
 from xmesh.errors import ArrayError, PeerError, XmeshError, explain
 from xmesh.execution import Execution
 from xmesh.planner import Plan
@@ -61,12 +61,13 @@ class Part:
         try:
             sources = check_local(plan, member.program, local)
             self._outputs = check_out(plan, member.program, out)
-            check_overlap(plan, rank, sources, self._outputs)
+            if sources and self._outputs:
+                check_overlap(plan, rank, sources, self._outputs)
             for other in in_flight:
                 # What an unfinished call reads or writes must be left alone.
                 check_overlap(plan, rank, other._sources or (), self._outputs)
                 check_overlap(plan, rank, [*sources, *self._outputs], other._outputs)
-            self._sources = plain(sources)
+            self._sources = sources
         except ArrayError as error:
             self._own_error = error
         except MemoryError as error:
@@ -109,7 +110,7 @@ class Part:
             self._tag,
             member.staging,
             self._sources,
-            plain(self._outputs),
+            self._outputs,
             sink=self._own_error is not None,
         )
 
@@ -139,9 +140,9 @@ class Part:
         """What to raise, once it is over."""
         if self._shared_error is not None or self._own_error is not None:
             return self._shared_error or self._own_error
-        refused = sorted(self._execution.refused) if self._execution is not None else []
-        if not refused:
+        if self._execution is None or not self._execution.refused:
             return None
+        refused = sorted(self._execution.refused)
         member = self.member
         names = ", ".join(f"{rank} (host {member.endpoint.host_name(rank)})" for rank in refused)
         return PeerError(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
-from xmesh.arrays import Slices
 from xmesh.box import Box
 from xmesh.box_index import BoxIndex
 from xmesh.errors import PlanError, explain
@@ -21,11 +22,13 @@ class Region:
 
     Attributes:
         array: index among the rank's boxes.
-        slices: index into that array.
+        index: index into that array; its ellipsis keeps the region of a scalar an array.
+        whole: it is all of that array.
     """
 
     array: int
-    slices: Slices
+    index: tuple[Any, ...]
+    whole: bool
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,37 @@ class Message:
 
 
 @dataclass(frozen=True)
+class Lines:
+    """Messages one way, by line: those with one peer on one channel, which keep their order.
+
+    Attributes:
+        messages: for each line, its messages in order.
+        first: (order, line) of the first message of each line, ascending.
+        of_piece: for each piece, the lines that have a message with it.
+    """
+
+    messages: tuple[tuple[Message, ...], ...]
+    first: tuple[tuple[int, int], ...]
+    of_piece: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, messages: tuple[Message, ...], num_pieces: int) -> Lines:
+        """Sort messages into lines."""
+        found: dict[tuple[int, int], list[Message]] = {}
+        for message in messages:
+            found.setdefault((message.peer, message.channel), []).append(message)
+        of_piece: list[list[int]] = [[] for _ in range(num_pieces)]
+        for line, members in enumerate(found.values()):
+            for message in members:
+                of_piece[message.piece].append(line)
+        return cls(
+            tuple(map(tuple, found.values())),
+            tuple(sorted((members[0].order, i) for i, members in enumerate(found.values()))),
+            tuple(map(tuple, of_piece)),
+        )
+
+
+@dataclass(frozen=True)
 class Program:
     """Everything that a call needs and that does not depend on the call's arrays.
 
@@ -89,6 +123,46 @@ class Program:
     receives: tuple[Message, ...]
     sends: tuple[Message, ...]
     copies: tuple[tuple[Region, Region], ...]
+
+    @cached_property
+    def held_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of the source arrays."""
+        return tuple(box.shape for box in self.held)
+
+    @cached_property
+    def needed_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of the destination arrays."""
+        return tuple(box.shape for box in self.needed)
+
+    @cached_property
+    def receive_lines(self) -> Lines:
+        """The receives by line."""
+        return Lines.of(self.receives, len(self.pieces))
+
+    @cached_property
+    def send_lines(self) -> Lines:
+        """The sends by line."""
+        return Lines.of(self.sends, len(self.pieces))
+
+    @cached_property
+    def roots(self) -> tuple[bool, ...]:
+        """For each piece, whether it is here from the start."""
+        return tuple(piece.root for piece in self.pieces)
+
+    @cached_property
+    def readers(self) -> tuple[int, ...]:
+        """For each piece, how often it is sent."""
+        return tuple(map(len, self.send_lines.of_piece))
+
+    @cached_property
+    def first_sends(self) -> tuple[tuple[int, int], ...]:
+        """(order, line) of those first messages whose piece is here from the start."""
+        lines = self.send_lines
+        return tuple(
+            (order, line)
+            for order, line in lines.first
+            if self.roots[lines.messages[line][0].piece]
+        )
 
 
 def compile_program(plan: Plan, rank: int) -> Program:
@@ -160,7 +234,8 @@ class _LocalBoxes:
         for found in self._index.overlapping(box):
             whole = self._boxes[self._places[found]]
             if whole.contains(box):
-                return Region(self._places[found], box.slices(whole))
+                index = (*box.slices(whole), ...)
+                return Region(self._places[found], index, whole == box)
         raise PlanError(
             explain(
                 "a plan may only move what its layouts give a rank",

@@ -10,10 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from xmesh.errors import OptionError, XmeshError, explain
-
-#: Idle looks after which a wait sleeps in place of only yielding the core.
-_YIELDS = 100
-_SLEEP_S = 50e-6
+from xmesh.wait_policy import Pause
 
 
 def seconds(timeout_s: object) -> float:
@@ -36,49 +33,51 @@ def seconds(timeout_s: object) -> float:
 class Steppable(Protocol):
     """Something in flight."""
 
+    @property
+    def over(self) -> bool:
+        """Done, or failed."""
+
     def step(self) -> bool:
         """Move on without waiting; True when anything happened."""
 
 
 class Progress:
-    """What is in flight, and the loop that waits for it.
+    """What is in flight, and the loop that waits for it."""
 
-    Args:
-        all_here: every rank lives in this process, so when nothing moves nothing ever will.
-    """
-
-    def __init__(self, all_here: bool = False) -> None:
+    def __init__(self) -> None:
         self.active: list[Steppable] = []
-        self._all_here = all_here
 
     def step(self) -> bool:
         """Move everything on once; True when anything happened."""
         moved = False
-        for item in list(self.active):
+        for item in tuple(self.active):
             moved |= item.step()
         return moved
 
     def wait(
-        self, done: Callable[[], bool], timeout_s: float, give_up: Callable[[], XmeshError]
+        self,
+        item: Steppable,
+        timeout_s: float,
+        give_up: Callable[[], XmeshError],
+        pause: Pause | None,
     ) -> None:
-        """Step until ``done()``.
+        """Step until something is over.
 
         Args:
-            done: what is waited for.
+            item: what is waited for.
             timeout_s: seconds from now after which to give up.
             give_up: cleans up and returns the error to raise.
+            pause: what to do between two looks, see ``xmesh.wait_policy``; None where every rank
+                lives in this process, so that when nothing moves nothing ever will.
         """
         deadline = time.monotonic() + timeout_s
         idle = 0
-        while not done():
+        while True:
             idle = 0 if self.step() else idle + 1
-            if done():
-                break
+            if item.over:
+                return
             # Also while something moves: that may be another transfer, without end.
-            if time.monotonic() > deadline or (self._all_here and idle > 10_000):
+            if time.monotonic() > deadline or (pause is None and idle > 10_000):
                 raise give_up()
-            if idle == 0:
-                continue
-            # More ranks than cores is common: whoever waits must not keep a core from who works.
-            if not self._all_here:
-                time.sleep(0 if idle < _YIELDS else _SLEEP_S)
+            if idle and pause is not None:
+                pause(idle)

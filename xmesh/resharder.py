@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from xmesh.errors import (
 )
 from xmesh.planner import Plan
 from xmesh.progress import seconds
+from xmesh.wait_policy import choose_pause, wanted_policy
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -49,6 +51,9 @@ class Resharder:
             at least four chunks. Where waiting for memory could hang, each call in flight goes
             past it, by one chunk and one for each channel to a peer at the most. Nothing else that
             grows with the array is allocated, except outputs.
+        wait: what a rank does while nothing comes: "spin" looks again at once, "yield" gives its
+            core to others, "auto" spins where each rank of the host has a core of its own. "auto"
+            is overruled by the environment variable XMESH_WAIT.
 
     Raises:
         AgreementError: ranks have different plans; on all of them.
@@ -66,6 +71,7 @@ class Resharder:
         transport: str = "auto",
         timeout_s: float = TIMEOUT_S,
         staging_nbytes: int = STAGING_NBYTES,
+        wait: str = "auto",
     ) -> None:
         if not isinstance(plan, Plan):
             raise PlanError(
@@ -81,6 +87,7 @@ class Resharder:
         try:
             self._timeout_s = seconds(timeout_s)
             _check_staging(staging_nbytes)
+            wait = wanted_policy(wait, os.environ)
         except OptionError as error:
             # Told to all ranks, which would otherwise wait for this one.
             problem = error
@@ -88,6 +95,9 @@ class Resharder:
         self._in_flight: list[Request] = []
         self._closed = ""
         self._binding: Binding = bind(plan, comm, transport, self._timeout_s, NUM_TAGS, problem)
+        alone = self._binding.loopback
+        dedicated = all(endpoint.own_cores for endpoint in self._binding.endpoints)
+        self._pause = None if alone else choose_pause(wait, dedicated)
         self._members = [
             Member(plan, endpoint, program, staging_nbytes)
             for endpoint, program in zip(
@@ -157,9 +167,10 @@ class Resharder:
             parts.append(Part(member, mine, target, self._calls, self._binding.first_tag, others))
         request = Request(self, parts, self._calls)
         self._calls += 1
-        self._in_flight.append(request)
-        self._binding.progress.active.append(request)
         request.step()
+        if not request.over:
+            self._in_flight.append(request)
+            self._binding.progress.active.append(request)
         return request
 
     def close(self) -> None:
@@ -193,7 +204,7 @@ class Resharder:
         self.close()
 
     def _finished(self, request: Request) -> None:
-        if request in self._in_flight:
+        if request in self._in_flight:  # not when it ended as soon as it began
             self._in_flight.remove(request)
             self._binding.progress.active.remove(request)
 
@@ -205,7 +216,8 @@ class Request:
         self._resharder = resharder
         self.call = call
         self.parts = parts
-        self._finished = False
+        #: Done, or failed.
+        self.over = False
         self._error: XmeshError | None = None
 
     def test(self) -> bool:
@@ -213,9 +225,9 @@ class Request:
 
         Over means done or failed: ``wait`` then returns, or raises, at once.
         """
-        if not self._finished:
+        if not self.over:
             self._resharder._binding.progress.step()
-        return self._finished
+        return self.over
 
     def wait(self, timeout_s: float | None = None) -> Any:
         """Wait for the call and return its output.
@@ -236,10 +248,10 @@ class Request:
         self.finish(resharder._timeout_s if timeout_s is None else seconds(timeout_s))
         if self._error is not None:
             raise self._error
+        if not resharder._binding.loopback:
+            return self.parts[0].result() if self.parts else None
         results = {part.member.rank: part.result() for part in self.parts}
-        if resharder._binding.loopback:
-            return {rank: result for rank, result in results.items() if result is not None}
-        return next(iter(results.values()), None)
+        return {rank: result for rank, result in results.items() if result is not None}
 
     def finish(self, timeout_s: float) -> None:
         """Wait until the call is over, be it done or failed.
@@ -247,14 +259,14 @@ class Request:
         Raises:
             TransferTimeout: time ran out; the resharder is closed then.
         """
-        if not self._finished:
+        if not self.over:
             self._resharder._binding.progress.wait(
-                lambda: self._finished, timeout_s, lambda: self._time_out(timeout_s)
+                self, timeout_s, lambda: self._time_out(timeout_s), self._resharder._pause
             )
 
     def step(self) -> bool:
         """Move this call on without waiting; True when anything happened."""
-        if self._finished:
+        if self.over:
             return False
         moved = False
         over = True
@@ -267,9 +279,9 @@ class Request:
             self._fail(error)
             return True
         if over:
-            found = [part.error() for part in self.parts]
+            errors = [found for part in self.parts if (found := part.error()) is not None]
             # Under loopback all errors meet here: the cause says more than what came of it.
-            errors = sorted(filter(None, found), key=lambda failure: isinstance(failure, PeerError))
+            errors.sort(key=lambda failure: isinstance(failure, PeerError))
             self._finish(errors[0] if errors else None)
         return moved or over
 
@@ -289,7 +301,7 @@ class Request:
         self._resharder._closed = f"it failed: {error}"
 
     def _finish(self, error: XmeshError | None) -> None:
-        self._finished = True
+        self.over = True
         self._error = error
         self._resharder._finished(self)
 

@@ -27,7 +27,7 @@ def volume_of(program: Program) -> tuple[int, int, int]:
     received = sum(program.pieces[m.piece].nbytes for m in program.receives)
     copied = 0
     for source, _ in program.copies:
-        copied += math.prod(s.stop - s.start for s in source.slices)
+        copied += math.prod(s.stop - s.start for s in source.index)
     return sent, received, copied
 
 

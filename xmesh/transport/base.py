@@ -30,6 +30,10 @@ class Endpoint(Protocol):
     def host_name(self, rank: int) -> str:
         """Name of the host that a rank runs on, for error texts."""
 
+    @property
+    def own_cores(self) -> bool:
+        """Each rank on this host has a core of its own, as far as is known."""
+
     def reserve_tags(self, first: int, count: int) -> None:
         """Mark tags as taken; ``first`` is agreed on by all ranks.
 

@@ -89,6 +89,11 @@ class LoopbackEndpoint:
         return "this process"
 
     @property
+    def own_cores(self) -> bool:
+        """They take turns."""
+        return True
+
+    @property
     def next_tag(self) -> int:
         """Lowest tag that this rank has not reserved."""
         return self._next_tag

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from xmesh.arrays import Bytes
 from xmesh.errors import TransportError, explain
 from xmesh.progress import Progress
 from xmesh.transport.base import Endpoint
+from xmesh.wait_policy import have_own_cores, own_cores
 
 
 @functools.cache
@@ -130,6 +132,8 @@ class _Messages:
         self._numbers = numbers
         self._rank = comm.rank
         self._next_tag = 0
+        #: Kept, as a rank that waits looks often.
+        self._statuses: list[MPI.Status] = []
 
     @property
     def rank(self) -> int:
@@ -149,6 +153,11 @@ class _Messages:
     def host_name(self, rank: int) -> str:
         """Not known yet."""
         return "unknown"
+
+    @property
+    def own_cores(self) -> bool:
+        """Not known yet."""
+        return False
 
     def reserve_tags(self, first: int, count: int) -> None:
         """Mark tags as taken."""
@@ -173,7 +182,11 @@ class _Messages:
 
     def completed(self, handles: Sequence[MPI.Request]) -> list[tuple[int, int]]:
         """Which messages are complete."""
-        statuses = [MPI.Status() for _ in handles]
+        statuses = self._statuses
+        while len(statuses) < len(handles):
+            statuses.append(MPI.Status())
+        if len(handles) == 1:  # as usual in small calls, and cheaper
+            return [(0, statuses[0].Get_count(MPI.BYTE))] if handles[0].Test(statuses[0]) else []
         indices = MPI.Request.Testsome(handles, statuses)
         if not indices:
             return []
@@ -220,13 +233,23 @@ class MpiEndpoint(_Messages):
         super().__init__(comm, ranks, {rank: i for i, rank in enumerate(ranks)})
         self._rank = ranks[comm.rank]
         self._forget = forget
-        self._host_names: list[str] = comm.allgather(MPI.Get_processor_name())
+        found: list[tuple[str, frozenset[int]]] = comm.allgather(
+            (MPI.Get_processor_name(), own_cores())
+        )
+        self._host_names = [name for name, _ in found]
+        here = [cores for name, cores in found if name == self._host_names[comm.rank]]
+        self._own_cores = have_own_cores(here, os.environ)
         self.users = 0
         self.broken = False
 
     def host_name(self, rank: int) -> str:
         """MPI's processor name."""
         return self._host_names[self._numbers[rank]]
+
+    @property
+    def own_cores(self) -> bool:
+        """By processor names, affinities, and what the launcher says."""
+        return self._own_cores
 
     def abandon(self, receives: Sequence[MPI.Request], sends: Sequence[MPI.Request]) -> None:
         """After this, the group needs a new communicator: stray messages may still arrive here."""
