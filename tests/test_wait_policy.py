@@ -42,7 +42,9 @@ def test_the_caller_comes_before_the_environment():
 
 
 def test_a_policy_that_is_none_is_refused_by_name():
-    with pytest.raises(OptionError, match=r"wait must be one of auto, spin, yield\s+values:  'busy'"):
+    with pytest.raises(
+        OptionError, match=r"wait must be one of auto, spin, yield\s+values:  'busy'"
+    ):
         wanted_policy("busy", {})
     with pytest.raises(OptionError, match="the variable XMESH_WAIT must be one of"):
         wanted_policy("auto", {"XMESH_WAIT": "busy"})
