@@ -14,7 +14,7 @@ from xmesh.planner.chunk import take
 from xmesh.planner.cost import CostModel
 from xmesh.planner.fraction import balance
 from xmesh.planner.schedule import Job
-from xmesh.planner.strategy import Shape, best_form, occupancy, shape_of
+from xmesh.planner.strategy import Shape, best_form, hosts_of, occupancy, shape_of
 from xmesh.planner.unit_task import Stream
 from xmesh.topology import Topology
 
@@ -24,7 +24,8 @@ class Demand:
     """Boxes that some ranks lack.
 
     Attributes:
-        key: (source group, destination group, part), unique and the same on all ranks.
+        key: source group, destination group, then numbers that tell the parts of that stream
+            apart; unique, and the same on all ranks.
         boxes: the regions.
         senders: ranks that could send them.
         receivers: ranks that lack them, the ranks of one host next to each other.
@@ -118,6 +119,64 @@ def jobs_of(
     return jobs
 
 
+def split_over_entries(
+    demands: Sequence[Demand],
+    itemsize: int,
+    topology: Topology,
+    cost: CostModel,
+    least_nbytes: int,
+) -> list[Demand]:
+    """Divide demands over the NICs of their receiving hosts, by the bandwidths of these.
+
+    The receivers of each piece are ordered so that it enters a host by one NIC and, passed on by
+    the last receiver, leaves it by the same one where two receivers share it.
+
+    Args:
+        demands: demands between hosts.
+        itemsize: bytes of an element.
+        topology: rank -> NIC.
+        cost: bandwidths.
+        least_nbytes: pieces smaller than this are not cut off.
+    """
+    pieces = []
+    for demand in demands:
+        groups = [_by_nic(group, topology) for group in hosts_of(demand.receivers, topology)]
+        widest = max(groups, key=len)
+        speeds = [cost.bandwidth_Bps(topology, nic) for nic in widest]
+        count = len(widest)
+        if count == 1 or demand.volume * itemsize < count * least_nbytes:
+            pieces.append(demand)
+            continue
+        left = demand.boxes
+        for place in range(count):
+            share = speeds[place] / sum(speeds[place:])
+            volume = sum(box.volume for box in left)
+            head, left = take(left, round(volume * share))
+            receivers = tuple(
+                rank for by_nic in groups for rank in _through(by_nic, place % len(by_nic))
+            )
+            pieces.append(
+                Demand((*demand.key, place), head, demand.senders, receivers, demand.crosses)
+            )
+    return [piece for piece in pieces if piece.boxes]
+
+
+def _by_nic(ranks: Sequence[int], topology: Topology) -> dict[int, list[int]]:
+    """NIC -> ranks of one host behind it, the NIC of the first rank first."""
+    found: dict[int, list[int]] = {}
+    for rank in ranks:
+        found.setdefault(topology.nic(rank), []).append(rank)
+    return found
+
+
+def _through(by_nic: dict[int, list[int]], place: int) -> list[int]:
+    """All ranks of a host, those of one NIC first, and one of these last."""
+    groups = list(by_nic.values())
+    chosen = groups.pop(place)
+    others = [rank for group in groups for rank in group]
+    return [*chosen[:1], *chosen[1:-1], *others, *chosen[1:][-1:]]
+
+
 def split_over_senders(
     demands: Sequence[Demand],
     strategy: str,
@@ -173,7 +232,7 @@ def split_over_senders(
                 volume -= volume_taken
                 if head:
                     ranks = tuple(candidates_of(demand, topology)[port])
-                    key = (*demand.key[:3], part)
+                    key = (*demand.key, part)
                     pieces.append(Demand(key, head, ranks, demand.receivers, True))
                     part += 1
                 if volume and not last:

@@ -16,6 +16,7 @@ from xmesh.planner.demand import (
     demands_of,
     jobs_of,
     predicted_s,
+    split_over_entries,
     split_over_senders,
 )
 from xmesh.planner.lower import make_transfer
@@ -227,21 +228,36 @@ class _Planner:
         """Demands, or pieces of them where that ends earlier, and their schedule."""
         search = BY_NAME[self.scheduler]
         jobs = self._jobs(demands, strategy)
-        found = search(jobs, self.seed)
+        best, found = demands, search(jobs, self.seed)
         if self.scheduler in ("naive", "load_balance"):
-            return demands, found  # the paper's baselines
-        if not demands or not demands[0].crosses or all(len(job.senders) == 1 for job in jobs):
-            return demands, found
-        busiest_receiver_s = _busiest_receiver_s(jobs)
-        if found.makespan_s <= busiest_receiver_s * (1 + SLACK):
-            return demands, found
-        pieces = split_over_senders(
+            return best, found  # the paper's baselines
+        if not demands or not demands[0].crosses:
+            return best, found
+        floor_s = _receiving_floor_s(jobs, self.topology)
+        for divide in (self._over_senders, self._over_entries, self._over_both):
+            if found.makespan_s <= floor_s * (1 + SLACK):
+                break
+            pieces = divide(demands, strategy)
+            if len(pieces) > len(demands):
+                schedule = search(self._jobs(pieces, strategy), self.seed)
+                if schedule.makespan_s < found.makespan_s * (1 - SLACK):
+                    best, found = pieces, schedule
+        return best, found
+
+    def _over_senders(self, demands: Sequence[Demand], strategy: str) -> Sequence[Demand]:
+        if all(len(candidates_of(demand, self.topology)) == 1 for demand in demands):
+            return demands
+        return split_over_senders(
             demands, strategy, self.itemsize, self.topology, self.cost, _LEAST_PIECE_NBYTES
         )
-        split = search(self._jobs(pieces, strategy), self.seed)
-        if split.makespan_s < found.makespan_s * (1 - SLACK):
-            return pieces, split
-        return demands, found
+
+    def _over_entries(self, demands: Sequence[Demand], strategy: str) -> Sequence[Demand]:
+        return split_over_entries(
+            demands, self.itemsize, self.topology, self.cost, _LEAST_PIECE_NBYTES
+        )
+
+    def _over_both(self, demands: Sequence[Demand], strategy: str) -> Sequence[Demand]:
+        return self._over_senders(self._over_entries(demands, strategy), strategy)
 
     def _jobs(self, demands: Sequence[Demand], strategy: str) -> list[Job]:
         return jobs_of(demands, strategy, self.itemsize, self.topology, self.cost)
@@ -263,13 +279,17 @@ class _Planner:
         return run(slower, schedule.decisions).makespan_s
 
 
-def _busiest_receiver_s(jobs: Sequence[Job]) -> float:
-    fastest = [Job((0,), job.receivers, (min(job.durations_s),)) for job in jobs]
+def _receiving_floor_s(jobs: Sequence[Job], topology: Topology) -> float:
+    """When the busiest host has received everything, if its NICs share the work evenly."""
     receiving: dict[int, float] = {}
-    for job in fastest:
+    nics: dict[int, set[int]] = {}
+    for host in range(topology.num_hosts):
+        nics[host] = {topology.nic(rank) for rank in topology.ranks_of_host(host)}
+    for job in jobs:
         for port in job.receivers:
-            receiving[port] = receiving.get(port, 0.0) + job.durations_s[0]
-    return max(receiving.values(), default=0.0)
+            host = topology.nic_host(port)
+            receiving[host] = receiving.get(host, 0.0) + min(job.durations_s)
+    return max((seconds / len(nics[host]) for host, seconds in receiving.items()), default=0.0)
 
 
 class _Found:
