@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import pytest
+from hand_made import GRIDS, NICS_ONLY, broadcast_plan, listed, span
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import layout_pairs
@@ -18,29 +18,6 @@ from xmesh.planner.plans import ListedTransfers
 from xmesh.planner.simulate import Message, Simulation, simulate
 from xmesh.planner.strategy import Hop
 from xmesh.topology import Topology
-
-#: Bytes per second between hosts are 1, so seconds are bytes; inside a host all is free.
-NICS_ONLY = CostModel(1.0, 0.0, 1e15, 0.0)
-
-
-def broadcast_plan(hosts: int, per_host: int, strategy: str, nbytes: int, **options) -> Plan:
-    """Rank 0, alone on its host, to ``hosts`` hosts of ``per_host`` ranks that need everything."""
-    n = hosts * per_host
-    settings: dict[str, Any] = {
-        "dtype": "int8",
-        "topology": Topology([0, *(1 + rank // per_host for rank in range(n))]),
-        "strategy": strategy,
-        "cost": NICS_ONLY,
-    }
-    return plan(
-        Layout(DeviceMesh([0]), "R", (nbytes,)),
-        Layout(DeviceMesh.arange((n,), start=1), "R", (nbytes,)),
-        **settings | options,
-    )
-
-
-GRIDS = [(1, 1), (1, 4), (2, 1), (2, 2), (2, 3), (3, 2), (4, 2), (5, 4)]
-
 
 # --- the closed forms of the paper, section 3.1 ------------------------------------------------
 
@@ -95,15 +72,6 @@ def test_latency_is_paid_on_the_way_and_does_not_hold_the_port():
 
 
 # --- ports -------------------------------------------------------------------------------------
-
-
-def listed(src: Layout, dst: Layout, topology: Topology, transfers, cost=NICS_ONLY) -> Plan:
-    made = plan(src, dst, "int8", topology, strategy="send_recv", cost=cost)
-    return dataclasses.replace(made, table=ListedTransfers(tuple(transfers)))
-
-
-def span(a: int, b: int) -> tuple[Box, ...]:
-    return (Box((a,), (b,)),)
 
 
 def test_of_the_messages_that_could_start_the_first_in_order_does():
@@ -256,7 +224,7 @@ def test_a_plan_that_hangs_is_refused(monkeypatch):
     def relay_alone(transfer, topology, rank):
         return [Hop("send", 2, 0, 1)] if rank == 1 else []
 
-    monkeypatch.setattr("xmesh.planner.simulate.hops_of", relay_alone)
+    monkeypatch.setattr("xmesh.planner.messages.hops_of", relay_alone)
     with pytest.raises(PlanError, match="1 messages wait for ever, first chunk 0 from rank 1"):
         simulate(made)
 
