@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from xmesh.errors import OptionError
-from xmesh.wait_policy import choose_pause, give_way, have_own_cores, own_cores, spin, wanted_policy
+from xmesh.wait_policy import choose_pause, have_own_cores, own_cores, sleep, spin, wanted_policy
 
 
 def cores(*groups: set[int]) -> list[frozenset[int]]:
@@ -30,20 +30,20 @@ def test_whether_each_rank_has_a_core_of_its_own(found, environ, own):
 
 def test_the_policy_follows_the_cores_unless_it_is_set():
     assert choose_pause("auto", dedicated=True) is spin
-    assert choose_pause("auto", dedicated=False) is give_way
-    assert choose_pause("yield", dedicated=True) is give_way
+    assert choose_pause("auto", dedicated=False) is sleep
+    assert choose_pause("sleep", dedicated=True) is sleep
     assert choose_pause("spin", dedicated=False) is spin
 
 
 def test_the_caller_comes_before_the_environment():
     assert wanted_policy("auto", {}) == "auto"
-    assert wanted_policy("auto", {"XMESH_WAIT": "yield"}) == "yield"
-    assert wanted_policy("spin", {"XMESH_WAIT": "yield"}) == "spin"
+    assert wanted_policy("auto", {"XMESH_WAIT": "sleep"}) == "sleep"
+    assert wanted_policy("spin", {"XMESH_WAIT": "sleep"}) == "spin"
 
 
 def test_a_policy_that_is_none_is_refused_by_name():
     with pytest.raises(
-        OptionError, match=r"wait must be one of auto, spin, yield\s+values:  'busy'"
+        OptionError, match=r"wait must be one of auto, spin, sleep\s+values:  'busy'"
     ):
         wanted_policy("busy", {})
     with pytest.raises(OptionError, match="the variable XMESH_WAIT must be one of"):
@@ -57,11 +57,9 @@ def test_this_process_may_run_somewhere():
 def test_pauses_return(monkeypatch):
     slept: list[float] = []
     monkeypatch.setattr("xmesh.wait_policy.time.sleep", slept.append)
-    for idle in (1, 50, 99):
-        give_way(idle)
-    assert slept == []
-    give_way(100)
-    assert slept == [50e-6]
+    for idle in (1, 2, 10_000):
+        sleep(idle)
+    assert slept == [20e-6, 40e-6, 500e-6]
     spin(1)
     spin(20_000)
-    assert len(slept) == 1
+    assert len(slept) == 3

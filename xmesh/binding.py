@@ -13,7 +13,7 @@ from xmesh.program import Program, compile_program
 from xmesh.progress import Progress
 from xmesh.transport.base import Endpoint
 from xmesh.transport.loopback import LoopbackGroup
-from xmesh.wait_policy import give_way
+from xmesh.wait_policy import sleep
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -224,7 +224,7 @@ def agree(
 
     context.progress.active.append(agreement)
     try:
-        context.progress.wait(agreement, timeout_s, give_up, give_way)
+        context.progress.wait(agreement, timeout_s, give_up, sleep)
     except BaseException:
         # Also after an interrupt: a receive left behind would take a later agreement's message.
         agreement.abandon()

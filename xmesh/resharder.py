@@ -51,7 +51,7 @@ class Resharder:
             at least four chunks. Where waiting for memory could hang, each call in flight goes
             past it, by one chunk and one for each channel to a peer at the most. Nothing else that
             grows with the array is allocated, except outputs.
-        wait: what a rank does while nothing comes: "spin" looks again at once, "yield" gives its
+        wait: what a rank does while nothing comes: "spin" looks again at once, "sleep" leaves its
             core to others, "auto" spins where each rank of the host has a core of its own. "auto"
             is overruled by the environment variable XMESH_WAIT.
 

@@ -1,8 +1,8 @@
 """Wait policies: what a rank does between two looks at messages that have not come.
 
 On a core of its own a rank looks again at once, which costs least time per message. Where ranks
-share cores, one that spins takes the core from the one that has work, so it gives way: first it
-yields, which costs nothing when nobody else is ready, then it sleeps.
+share cores, one that looks takes the core from the one that has work, so it sleeps, and the longer
+the longer nothing comes. Yielding alone is worse: who yields is back at once to look in vain.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from xmesh.errors import OptionError, explain
 #: Called after each look that found nothing, with the number of such looks in a row.
 Pause = Callable[[int], None]
 
-WAIT_POLICIES = ("auto", "spin", "yield")
+WAIT_POLICIES = ("auto", "spin", "sleep")
 #: Sets the policy for a whole program.
 WAIT_VARIABLE = "XMESH_WAIT"
 
 #: Looks before a rank that spins begins to yield: a few milliseconds, longer than messages take.
 _SPINS = 10_000
-#: Looks before a rank that yields begins to sleep, and for how long.
-_YIELDS = 100
-_SLEEP_S = 50e-6
+#: Sleep after the first look in vain, by which each further one is longer, and the longest.
+_SLEEP_S = 20e-6
+_LONGEST_SLEEP_S = 500e-6
 #: In this process's environment: how many ranks its launcher has started on this host.
 _LOCAL_SIZES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE")
 
@@ -35,13 +35,9 @@ def spin(idle: int) -> None:
         os.sched_yield()
 
 
-def give_way(idle: int) -> None:
-    """Let others have the core, and sleep when nothing comes."""
-    # time.sleep(0) is no way to yield: it waits for the kernel's timer slack of 50 us and more.
-    if idle < _YIELDS:
-        os.sched_yield()
-    else:
-        time.sleep(_SLEEP_S)
+def sleep(idle: int) -> None:
+    """Leave the core to others."""
+    time.sleep(min(_LONGEST_SLEEP_S, _SLEEP_S * idle))
 
 
 def wanted_policy(policy: str, environ: Mapping[str, str]) -> str:
@@ -70,7 +66,7 @@ def choose_pause(policy: str, dedicated: bool) -> Pause:
         policy: from ``wanted_policy``.
         dedicated: each rank of this host has a core of its own; decides under "auto".
     """
-    return spin if policy == "spin" or (policy == "auto" and dedicated) else give_way
+    return spin if policy == "spin" or (policy == "auto" and dedicated) else sleep
 
 
 def have_own_cores(cores: Sequence[frozenset[int]], environ: Mapping[str, str]) -> bool:

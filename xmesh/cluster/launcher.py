@@ -68,7 +68,7 @@ def environment(network: Network, extra: Mapping[str, str] | None = None) -> dic
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         result.setdefault(name, "1")
     result.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
-    result.setdefault("XMESH_WAIT", "yield")
+    result.setdefault("XMESH_WAIT", "sleep")
     result |= {"PYTHONUNBUFFERED": "1", "PATH": full_path()}
     # Between hosts TCP alone. Within a host MPICH has shared memory of its own, Open MPI "sm".
     result |= {
