@@ -4,63 +4,184 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
+import statistics
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from xmesh.commands.described import CLUSTER_HELP, cost_of
+from xmesh.commands.resharding import (
+    LAYOUT_HELP,
+    add_resharding_arguments,
+    plan_of,
+    refuse_with_a_plan,
+)
 from xmesh.errors import OptionError, PlanError, explain
+from xmesh.planner.cost import CostModel
 from xmesh.planner.describe import nbytes_text, seconds_text, table_lines
 from xmesh.planner.plans import Plan
-from xmesh.planner.simulate import simulate
-from xmesh.report import chrome_trace
+from xmesh.planner.simulate import Message, Simulation, simulate
+from xmesh.planner.size import count_messages
+from xmesh.report import both_ends, chrome_trace
+from xmesh.timeline import busiest_nics, lane_names, text_timeline
+from xmesh.topology import Topology
+
+#: Messages that are simulated unless more are asked for: about a minute, and 1 GB of memory.
+MAX_MESSAGES = 1_000_000
+#: Messages of a whole trace; viewers open some hundred MB.
+MAX_TRACED = 250_000
+_EXAMPLE = f"""\
+{LAYOUT_HELP}
+  xmesh plan "RS0@(4,)" "S0R@(4,)" --shape 64,64 --json | xmesh simulate
+  xmesh simulate "S0R@(2000,8)" "S0R@(1000,8)" --shape 64000,1024 --ranks-per-host 8
+
+{CLUSTER_HELP}"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
-    parser.epilog = '  xmesh plan "RS0@(4,)" "S0R@(4,)" --shape 64,64 --json | xmesh simulate'
+    parser.usage = "xmesh simulate [PLAN.json | SRC DST --shape SHAPE] [options]"
+    parser.epilog = _EXAMPLE
     parser.add_argument(
-        "plan", nargs="?", default="-", metavar="PLAN.json", help="by xmesh plan --json (stdin)"
+        "what",
+        nargs="*",
+        metavar="PLAN.json|SRC DST",
+        help="a plan by xmesh plan --json (stdin), or two layouts to plan for",
     )
     parser.add_argument(
         "--trace", metavar="FILE", help="write the timeline as a Chrome trace, which Perfetto opens"
     )
+    parser.add_argument(
+        "--figure", metavar="FILE", help="draw the timeline: .png, .svg or .pdf (by matplotlib)"
+    )
+    parser.add_argument(
+        "--timeline", action="store_true", help="print the timeline, a line for each NIC"
+    )
+    parser.add_argument(
+        "--nics",
+        type=int,
+        default=16,
+        metavar="N",
+        help="show the N busiest NICs, where there are more (16)",
+    )
+    parser.add_argument(
+        "--max-messages",
+        type=int,
+        default=MAX_MESSAGES,
+        metavar="N",
+        help=f"refuse a plan of more messages ({MAX_MESSAGES:,})",
+    )
+    add_resharding_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read a plan, simulate it, and print times and bytes."""
-    plan = Plan.from_json(_text(args.plan))
-    result = simulate(plan)
-    topology = plan.topology
+    """Read or make a plan, simulate it, and print times and bytes."""
+    if args.nics < 1 or len(args.what) > 2:
+        raise OptionError(
+            explain(
+                "simulate takes a plan or two layouts, and shows one NIC or more",
+                values=f"{' '.join(args.what)} --nics {args.nics}",
+                remedy="xmesh simulate --help shows how to write it",
+            )
+        )
+    if len(args.what) == 2:
+        plan = plan_of(args, *args.what)
+    else:
+        refuse_with_a_plan(args)
+        plan = Plan.from_json(_text(args.what[0] if args.what else "-"))
+    _require_size(plan, args.max_messages)
+    cost = cost_of(args, plan.cost) or plan.cost
+    result = simulate(plan, cost)
     print(f"plan {plan.name}: {plan.src.describe()} -> {plan.dst.describe()}, {plan.strategy}")
     print(
         f"  simulated   {seconds_text(result.makespan_s)}, {len(result.messages):,} messages\n"
         f"  makespan    {seconds_text(plan.makespan_s)} without latencies\n"
         f"  lower bound {seconds_text(plan.lower_bound_s)}"
     )
-    rows = []
-    for nic in range(topology.num_nics):
-        out_s, in_s = result.nic_out_busy_s[nic], result.nic_in_busy_s[nic]
-        if out_s or in_s:
-            name = topology.host_names[topology.nic_host(nic)]
-            busy = (f"{seconds / result.makespan_s:.0%}" for seconds in (out_s, in_s))
-            rows.append((nic, name, *busy))
-    if rows:
-        print("", *table_lines(("NIC", "host", "sends", "receives"), rows, "><>>"), sep="\n")
-    total = sum(result.host_out_nbytes)
-    print(f"\n  between hosts {nbytes_text(total)}")
+    print(*_nic_lines(result, plan.topology, args.nics), sep="\n")
+    if args.timeline:
+        width = shutil.get_terminal_size((100, 0)).columns
+        print("", *text_timeline(result, plan.topology, cost, width, args.nics), sep="\n")
+    print(f"\n  between hosts {nbytes_text(sum(result.host_out_nbytes))}")
     if args.trace:
-        text = json.dumps(chrome_trace(result.messages, topology))
-        try:
-            Path(args.trace).write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise OptionError(
-                explain(
-                    "--trace must name a file that can be written",
-                    values=str(error),
-                    remedy="choose a folder that is there and yours",
-                )
-            ) from error
-        print(f"  wrote {args.trace}: open it at ui.perfetto.dev")
+        _write_trace(args.trace, result, plan.topology, cost, args.nics)
+    if args.figure:
+        from xmesh.figure import draw
+
+        left_out = draw(plan, result, args.figure, cost=cost, most=args.nics)
+        print(f"  wrote {args.figure}" + (f": {left_out}" if left_out else ""))
     return 0
+
+
+def _require_size(plan: Plan, most: int) -> None:
+    """Refuse what would take hours, or more memory than there is."""
+    count, exact = count_messages(plan)
+    if count > most:
+        raise PlanError(
+            explain(
+                f"a simulation follows every message, up to {most:,}",
+                values=f"{'' if exact else 'about '}{count:,} messages",
+                context=f"{plan.src.describe()} -> {plan.dst.describe()}; a million messages take "
+                "about a minute and 1 GB of memory",
+                remedy="describe fewer hosts, larger chunks (--chunk-mbytes), or layouts that cut "
+                f"the array less finely; --max-messages {count} simulates it all the same",
+            )
+        )
+
+
+def _nic_lines(result: Simulation, topology: Topology, most: int) -> list[str]:
+    """How long NICs are busy: each, or the busiest and a summary."""
+    pairs = list(zip(result.nic_out_busy_s, result.nic_in_busy_s, strict=True))
+    used = [nic for nic, pair in enumerate(pairs) if any(pair)]
+    if not used:
+        return []
+    shown = busiest_nics(result, most)
+    names = lane_names(shown, topology)
+    rows = [
+        (nic, names[nic], *(f"{seconds / result.makespan_s:.0%}" for seconds in pairs[nic]))
+        for nic in shown
+    ]
+    lines = ["", *table_lines(("NIC", "host", "sends", "receives"), rows, "><>>", len(used))]
+    if len(used) > len(shown):
+        for side, text in enumerate(("send", "receive")):
+            shares = [pair[side] / result.makespan_s for pair in pairs if pair[side]]
+            lines.append(f"  {_spread(shares)} {text}" if shares else f"  no NIC {text}s")
+    return lines
+
+
+def _spread(shares: Sequence[float]) -> str:
+    return (
+        f"{len(shares):,} NICs, busy {min(shares):.0%} to {max(shares):.0%} of the time, "
+        f"{statistics.fmean(shares):.0%} in the mean,"
+    )
+
+
+def _write_trace(
+    path: str, result: Simulation, topology: Topology, cost: CostModel, most: int
+) -> None:
+    messages: Sequence[Message] = result.messages
+    left_out = ""
+    if len(messages) > MAX_TRACED:
+        hosts = {topology.nic_host(nic) for nic in busiest_nics(result, most)}
+        messages = [
+            message
+            for message in messages
+            if not hosts.isdisjoint(map(topology.host, (message.source, message.destination)))
+        ][:MAX_TRACED]
+        left_out = f"; it has {len(messages):,} messages of the {len(hosts)} busiest hosts"
+    text = json.dumps(chrome_trace({"simulated": both_ends(messages, topology, cost)}, topology))
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OptionError(
+            explain(
+                "--trace must name a file that can be written",
+                values=str(error),
+                remedy="choose a folder that is there and yours",
+            )
+        ) from error
+    print(f"  wrote {path}: open it at ui.perfetto.dev{left_out}")
 
 
 def _text(path: str) -> str:
@@ -74,6 +195,6 @@ def _text(path: str) -> str:
             explain(
                 "a plan is read from a file that can be read",
                 values=str(error),
-                remedy="write it by: xmesh plan ... --json > plan.json",
+                remedy="write it by: xmesh plan ... --json > plan.json; or give two layouts",
             )
         ) from error
