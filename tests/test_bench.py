@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from xmesh import Box, Topology, cli, plan
-from xmesh.bench import content, demo, launch, paper, show
+from xmesh.bench import content, demo, launch, paper, recording, show
 from xmesh.bench.cases import CASES, ITEMSIZE, Case, scaled_shape
 from xmesh.bench.rows import Row, row_from_json
 from xmesh.errors import XmeshError
@@ -60,6 +60,12 @@ ROW = Row(
     verified=True,
     problem="",
 )
+
+
+def test_a_trace_for_each_case():
+    assert recording.path_of_case("a/trace.json", 3, 1) == "a/trace.json"
+    assert recording.path_of_case("a/trace.json", 3, 2) == "a/trace-case3.json"
+    assert recording.path_of_case("trace", 9, 9) == "trace-case9"
 
 
 # --- The cases ------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from xmesh.resharder import Request, Resharder
     from xmesh.spec import ShardingSpec
     from xmesh.topology import Topology
+    from xmesh.trace import Trace
     from xmesh.world import World
 
 __version__ = "0.1.0"
@@ -38,6 +39,7 @@ __all__ = [
     "Resharder",
     "ShardingSpec",
     "Topology",
+    "Trace",
     "World",
     "errors",
     "plan",
@@ -56,6 +58,7 @@ _HOME = {
     "Resharder": "xmesh.resharder",
     "ShardingSpec": "xmesh.spec",
     "Topology": "xmesh.topology",
+    "Trace": "xmesh.trace",
     "World": "xmesh.world",
     "plan": "xmesh.planner",
     "reshard": "xmesh.one_call",

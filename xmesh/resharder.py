@@ -27,6 +27,7 @@ from xmesh.wait_policy import choose_pause, wanted_policy
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from xmesh.trace import Trace
     from xmesh.world import World
 
 #: Memory for packing on each rank, unless told otherwise.
@@ -54,13 +55,14 @@ class Resharder:
         wait: what a rank does while nothing comes: "spin" looks again at once, "sleep" leaves its
             core to others, "auto" spins where each rank of the host has a core of its own. "auto"
             is overruled by the environment variable XMESH_WAIT.
+        trace: records every call, see ``xmesh.Trace``.
 
     Raises:
         AgreementError: ranks have different plans; on all of them.
         PlanError: the communicator lacks a rank of the plan; on all of them.
         TransferTimeout: some rank did not make its resharder in time.
         TransportError: the transport is not there.
-        OptionError: a time-out or size without meaning.
+        OptionError: a time-out or size without meaning, or a trace that is in use.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Resharder:
         timeout_s: float = TIMEOUT_S,
         staging_nbytes: int = STAGING_NBYTES,
         wait: str = "auto",
+        trace: Trace | None = None,
     ) -> None:
         if not isinstance(plan, Plan):
             raise PlanError(
@@ -88,6 +91,9 @@ class Resharder:
             self._timeout_s = seconds(timeout_s)
             _check_staging(staging_nbytes)
             wait = wanted_policy(wait, os.environ)
+            if trace is not None:
+                _require_trace(trace)
+                trace.begin_plan(plan)
         except OptionError as error:
             # Told to all ranks, which would otherwise wait for this one.
             problem = error
@@ -98,12 +104,12 @@ class Resharder:
         alone = self._binding.loopback
         dedicated = all(endpoint.own_cores for endpoint in self._binding.endpoints)
         self._pause = None if alone else choose_pause(wait, dedicated)
-        self._members = [
-            Member(plan, endpoint, program, staging_nbytes)
-            for endpoint, program in zip(
-                self._binding.endpoints, self._binding.programs, strict=True
-            )
-        ]
+        self._trace = trace
+        self._members = []
+        for endpoint, program in zip(self._binding.endpoints, self._binding.programs, strict=True):
+            if trace is not None:
+                endpoint = trace.endpoint(endpoint, program, self._binding.first_tag + 1)
+            self._members.append(Member(plan, endpoint, program, staging_nbytes))
 
     @property
     def staging_nbytes(self) -> int:
@@ -150,6 +156,8 @@ class Resharder:
         # ranks must make the call, so it waits where it might have been refused.
         while self._in_flight and self._calls - self._in_flight[0].call >= CALLS_IN_FLIGHT:
             self._in_flight[0].finish(self._timeout_s)
+        if self._trace is not None:
+            self._trace.begin_call(self._calls)
         loopback = self._binding.loopback
         if loopback:
             _require_mapping(local, self.plan)
@@ -207,6 +215,8 @@ class Resharder:
         if request in self._in_flight:  # not when it ended as soon as it began
             self._in_flight.remove(request)
             self._binding.progress.active.remove(request)
+        if self._trace is not None:
+            self._trace.end_call(request.call)
 
 
 class Request:
@@ -327,6 +337,20 @@ def _check_staging(staging_nbytes: Any) -> None:
                 "staging_nbytes must be an integer >= 0",
                 values=f"{staging_nbytes!r}",
                 remedy=f"leave it at its default of {STAGING_NBYTES}",
+            )
+        )
+
+
+def _require_trace(trace: Any) -> None:
+    """Refuse what is no trace."""
+    from xmesh.trace import Trace
+
+    if not isinstance(trace, Trace):
+        raise OptionError(
+            explain(
+                "trace must be a Trace",
+                values=f"{trace!r} of type {type(trace).__name__}",
+                remedy="make one with xmesh.Trace(comm) on all ranks",
             )
         )
 

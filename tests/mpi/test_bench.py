@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 import pytest
+from traces import bars, ends
 
 from xmesh import Topology
 from xmesh.bench import paper
@@ -52,6 +54,20 @@ def test_every_case_that_fits_is_verified(comm):
         assert last.done == last.total == 3 * len(cases)
     else:
         assert told == []
+
+
+def test_a_case_is_recorded(comm, tmp_path):
+    path = comm.bcast(tmp_path) / "trace.json"
+    cases = fitting(comm)[:1]
+    paper.run(comm, nbytes=TINY_NBYTES, repeats=1, cases=cases, trace=str(path))
+    if comm.rank == 0:
+        data = json.loads(path.read_text())
+        assert data["otherData"]["call"] == 1
+        for run in ("measured", "simulated"):
+            sent, received = ends(bars(data, run)[1])
+            assert sent == received
+            assert sent
+    comm.Barrier()
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -18,6 +18,7 @@ import numpy as np
 from xmesh.bench.cases import CASES, Case, scaled_shape
 from xmesh.bench.content import codes, difference, key
 from xmesh.bench.launch import launched, run_ranks
+from xmesh.bench.recording import path_of_case, record
 from xmesh.bench.rows import Row, row_from_json
 from xmesh.errors import XmeshError, explain
 from xmesh.planner import STRATEGIES, CostModel, Plan, plan
@@ -62,6 +63,7 @@ def run(
     cost: CostModel | None = None,
     cases: Sequence[Case] = CASES,
     tell: Callable[[Step | Row], None] | None = None,
+    trace: str | None = None,
 ) -> list[Row]:
     """Run cases on the ranks of a communicator; all of them call it.
 
@@ -75,6 +77,7 @@ def run(
         cost: latencies and bandwidths to plan for; default ``CostModel()``.
         cases: which.
         tell: called on rank 0 after each repeat with a Step, after each case with its Row.
+        trace: file for a Chrome trace of one more call, which is not timed; see ``record``.
 
     Raises:
         XmeshError: too few ranks, or repeats.
@@ -98,6 +101,8 @@ def run(
 
         times_s, problem = _measure(comm, made, case.number, repeats, repeat_done)
         rows.append(_row(made, case.number, times_s, problem))
+        if trace is not None:
+            record(comm, made, path_of_case(trace, case.number, len(cases)))
         tell(rows[-1])
     return rows
 
@@ -277,6 +282,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", metavar="FILE", help="write the rows, as a JSON list")
     parser.add_argument(
+        "--trace",
+        metavar="FILE",
+        help="record one more call of each case, measured and simulated, as a Chrome trace; with "
+        "several cases a file for each",
+    )
+    parser.add_argument(
         "--timeout",
         type=_positive(float),
         default=600,
@@ -339,6 +350,7 @@ def _rows_of_these_ranks(
             cost=CostModel(nic_bandwidth_Bps=args.nic_gbits * 1e9 / 8),
             cases=cases,
             tell=tell,
+            trace=args.trace,
         )
     except BaseException as error:
         # The other ranks may be waiting for this one.
@@ -361,6 +373,8 @@ def _rows_of_new_ranks(args: argparse.Namespace, cases: Sequence[Case]) -> list[
     words += ["--case", *(str(case.number) for case in cases)]
     for name in ("mbytes", "repeats", "strategy", "scheduler", "topology", "nic-gbits"):
         words += [f"--{name}", str(getattr(args, name.replace("-", "_")))]
+    if args.trace:
+        words += ["--trace", args.trace]
     with Display() as display:
 
         def on_line(line: str) -> None:
