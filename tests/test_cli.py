@@ -28,7 +28,7 @@ from xmesh.topology import Topology
 
 ROOT = Path(__file__).resolve().parent.parent
 ASCII = "-|+++++++++"
-HEAVY = ("mpi4py", "cupy", "torch", "jax")
+HEAVY = ("mpi4py", "cupy", "torch", "jax", "matplotlib")
 
 
 def fresh(code, *, env=None):
@@ -120,6 +120,7 @@ def test_a_reader_may_stop_early():
     [
         ["layout", "S01R@(2,4)", "--shape", "8,16"],
         ["plan", "S0R@(4)", "RS0@(4)", "--shape", "8,16", "--simulate"],
+        ["simulate", "S0R@(4)", "RS0@(4)", "--shape", "8,16", "--timeline", "--hosts", "4"],
     ],
 )
 def test_planning_imports_nothing_heavy(argv):

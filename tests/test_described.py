@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
@@ -174,6 +175,11 @@ def test_thousands_of_hosts(capsys, tmp_path):
     assert len([e for e in json.loads(trace.read_text())["traceEvents"] if e["ph"] == "X"]) == 4000
     assert "the 16 busiest of 4,000 NICs have rows" in out
     assert figure.exists()
+
+
+def test_a_figure_without_matplotlib_is_refused_at_once(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert "figures need matplotlib" in failed(capsys, "simulate", *MOVE, "--figure=a.png")
 
 
 def test_a_plan_that_is_too_large_is_refused(capsys):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-HEAVY = ("mpi4py", "cupy", "torch", "jax")
+HEAVY = ("mpi4py", "cupy", "torch", "jax", "matplotlib")
 
 # A finder ahead of all others sees every attempt, also one that is caught because the library is
 # not installed.

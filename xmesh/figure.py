@@ -35,7 +35,7 @@ def draw(
     Raises:
         OptionError: matplotlib is not installed, or cannot write the file.
     """
-    figure_class = _figure_class()
+    kind = figure_class()
     topology = plan.topology
     cost = cost or plan.cost
     end_s = simulation.makespan_s
@@ -44,7 +44,7 @@ def draw(
     rows = by_lane(messages, topology, nics)
     names = lane_names(nics, topology)
     height = 2.6 + 0.22 * max(len(rows), 4)
-    figure = figure_class(figsize=(11, height), layout="constrained")
+    figure = kind(figsize=(11, height), layout="constrained")
     bars, load = figure.subplots(2, 1, sharex=True, height_ratios=[height - 2.6, 1.4])
     orders = sorted({message.order for message in simulation.messages})
     colour = {order: f"C{i % 10}" for i, order in enumerate(orders)}
@@ -87,7 +87,12 @@ def draw(
     return "; ".join(texts)
 
 
-def _figure_class() -> Any:
+def figure_class() -> Any:
+    """Matplotlib's ``Figure``.
+
+    Raises:
+        OptionError: matplotlib is not installed.
+    """
     try:
         # The Figure alone, without pyplot: no window system is asked for, Agg or SVG by file name.
         from matplotlib.figure import Figure

@@ -91,6 +91,10 @@ def run(args: argparse.Namespace) -> int:
         refuse_with_a_plan(args)
         plan = Plan.from_json(_text(args.what[0] if args.what else "-"))
     _require_size(plan, args.max_messages)
+    if args.figure:
+        from xmesh.figure import figure_class
+
+        figure_class()  # said now, and not after the simulation
     cost = cost_of(args, plan.cost) or plan.cost
     result = simulate(plan, cost)
     print(f"plan {plan.name}: {plan.src.describe()} -> {plan.dst.describe()}, {plan.strategy}")
