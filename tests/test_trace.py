@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,6 +51,11 @@ def test_a_trace_has_the_messages_of_the_plan(tmp_path, strategy):
             calls, found = bars(data, run)
             assert ends(found) == (messages_of(made), messages_of(made))
             assert all(bar["ts"] >= 0 and bar["dur"] >= 0 for bar in found)
+            threads: dict[Any, list[Any]] = {}
+            for bar in found:
+                threads.setdefault((bar["pid"], bar["tid"]), []).append(bar)
+            for thread in threads.values():
+                assert all(a["ts"] + a["dur"] <= b["ts"] + 1e-3 for a, b in pairwise(thread))
             if run == "measured":
                 assert sorted(bar["args"]["rank"] for bar in calls) == list(range(8))
                 end = max(bar["ts"] + bar["dur"] for bar in calls)

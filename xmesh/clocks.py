@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 #: Round trips of one reading.
 ROUNDS = 32
-_LONGEST_SLEEP_S = 2e-3
 
 #: Seconds since some moment of this rank's own.
 now_s = time.perf_counter
@@ -110,9 +109,17 @@ def _answer(comm: MPI.Intracomm, clock: Callable[[], float]) -> Reading:
     return Reading(*message.tolist())
 
 
-def wait_quietly(request: MPI.Request, status: MPI.Status | None = None) -> None:
-    """Wait without keeping a core from those who are at work."""
+def wait_quietly(
+    request: MPI.Request, status: MPI.Status | None = None, longest_sleep_s: float = 2e-3
+) -> None:
+    """Wait without keeping a core from those who are at work.
+
+    Args:
+        request: what to wait for.
+        status: filled in once it is complete.
+        longest_sleep_s: the wait ends late by this at the most.
+    """
     sleep_s = 50e-6
     while not request.Test(status):
         time.sleep(sleep_s)
-        sleep_s = min(2 * sleep_s, _LONGEST_SLEEP_S)
+        sleep_s = min(2 * sleep_s, longest_sleep_s)

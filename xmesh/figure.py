@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from xmesh.errors import OptionError, explain
-from xmesh.planner.cost import CostModel
 from xmesh.planner.plans import Plan
 from xmesh.planner.simulate import Simulation
 from xmesh.timeline import busiest_nics, by_lane, crossing, lane_names, utilisation
@@ -16,16 +15,13 @@ MAX_BARS = 50_000
 _BINS = 400
 
 
-def draw(
-    plan: Plan, simulation: Simulation, path: str, *, cost: CostModel | None = None, most: int = 16
-) -> str:
+def draw(plan: Plan, simulation: Simulation, path: str, most: int = 16) -> str:
     """Draw who sends and receives when, and how busy all NICs are over time.
 
     Args:
         plan: what was simulated.
         simulation: of it.
         path: the file; its ending says which format, .png, .svg or .pdf for example.
-        cost: that of the simulation, if not that of the plan.
         most: NICs with bars of their own, the busiest; each has one row for what it sends and one
             for what it receives, and a colour for each transfer.
 
@@ -37,9 +33,8 @@ def draw(
     """
     kind = figure_class()
     topology = plan.topology
-    cost = cost or plan.cost
     end_s = simulation.makespan_s
-    messages = crossing(simulation.messages, topology, cost)
+    messages = crossing(simulation.messages, topology, plan.cost)
     nics = busiest_nics(simulation, most)
     rows = by_lane(messages, topology, nics)
     names = lane_names(nics, topology)
@@ -68,7 +63,7 @@ def draw(
     )
     middles = [(i + 0.5) * end_s * factor / _BINS for i in range(_BINS)]
     for incoming, text in ((False, "NICs that send"), (True, "NICs that receive")):
-        share = utilisation(messages, topology, cost, end_s, _BINS, incoming)
+        share = utilisation(messages, topology, plan.cost, end_s, _BINS, incoming)
         load.plot(middles, share, label=text, linewidth=1, linestyle="--" if incoming else "-")
     load.axvline(plan.lower_bound_s * factor, color="grey", linestyle=":", label="lower bound")
     load.axvline(end_s * factor, color="black", linewidth=0.8, label="end, inside hosts too")

@@ -6,6 +6,7 @@ program, so the endpoint can tell by itself which message is which.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -15,6 +16,9 @@ from xmesh.planner import Plan
 from xmesh.program import CHANNELS, Message, Program
 from xmesh.report import Call, Span
 from xmesh.transport.base import Endpoint, Handle
+
+#: Incoming or not, a peer, a channel.
+Line = tuple[bool, int, int]
 
 
 @dataclass
@@ -49,12 +53,14 @@ class CallRecord:
         began_s: when the rank called.
         ended_s: when its part was over; None until then.
         records: its messages, in the order in which they were posted.
+        posted: number of messages posted so far on each line: direction, peer and channel.
     """
 
     rank: int
     began_s: float
     ended_s: float | None = None
     records: list[Record] = field(default_factory=list)
+    posted: Counter[Line] = field(default_factory=Counter)
 
 
 class RecordingEndpoint:
@@ -79,8 +85,8 @@ class RecordingEndpoint:
         self._endpoint = endpoint
         self._first_tag = first_tag
         self._call_of = call_of
-        #: (incoming, peer, channel) -> order, chunk of the messages on that line.
-        self._lines: dict[tuple[bool, int, int], list[tuple[tuple[int, ...], int]]] = {}
+        #: Transfer and chunk of the messages on each line, in their order.
+        self._lines: dict[Line, list[tuple[tuple[int, ...], int]]] = {}
         transfers = plan.transfers(program.rank)
         first = {piece.transfer: i for i, piece in reversed(list(enumerate(program.pieces)))}
 
@@ -92,8 +98,6 @@ class RecordingEndpoint:
 
         add(program.receives, incoming=True)
         add(program.sends, incoming=False)
-        #: Messages of the call in each set of tags that were posted on each line.
-        self._posted: dict[tuple[int, bool, int, int], tuple[CallRecord, int]] = {}
         self._under_way: dict[int, Record] = {}
 
     @property
@@ -168,11 +172,9 @@ class RecordingEndpoint:
         call = self._call_of(slot)
         if call is None:
             return
-        seen, count = self._posted.get((slot, incoming, peer, channel), (call, 0))
-        if seen is not call:
-            count = 0
-        self._posted[slot, incoming, peer, channel] = call, count + 1
-        order, chunk = self._lines[incoming, peer, channel][count]
+        line = (incoming, peer, channel)
+        order, chunk = self._lines[line][call.posted[line]]
+        call.posted[line] += 1
         record = Record(peer, incoming, order, chunk, nbytes, posted_s)
         call.records.append(record)
         # The caller keeps the handle until it is reported complete, so its id is its own.

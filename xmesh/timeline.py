@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from xmesh.planner.cost import CostModel
 from xmesh.planner.describe import seconds_text
+from xmesh.planner.plans import Plan
 from xmesh.planner.simulate import Message, Simulation
 from xmesh.topology import Topology
 
@@ -41,16 +42,22 @@ def crossing(messages: Iterable[Message], topology: Topology, cost: CostModel) -
 
 
 def busiest_nics(simulation: Simulation, most: int) -> list[int]:
-    """NICs that are busy at all; where there are more than ``most``, those busy longest.
+    """NICs that are busy at all, up to ``most`` of them.
 
-    A NIC counts by its busier direction, and the first counts among equals.
+    Where there are more, those that send longest and those that receive longest, in turn; the
+    first among equals.
 
     Returns:
         Global indices, ascending.
     """
-    busy_s = np.maximum(simulation.nic_out_busy_s, simulation.nic_in_busy_s)
-    order = np.argsort(-busy_s, kind="stable")[:most]
-    return sorted(int(nic) for nic in order if busy_s[nic] > 0)
+    directions = [np.array(simulation.nic_out_busy_s), np.array(simulation.nic_in_busy_s)]
+    orders = [np.argsort(-busy_s, kind="stable") for busy_s in directions]
+    chosen: dict[int, None] = {}
+    for pair in zip(*orders, strict=True):
+        for nic, busy_s in zip(pair, directions, strict=True):
+            if busy_s[nic] > 0 and len(chosen) < most:
+                chosen[int(nic)] = None
+    return sorted(chosen)
 
 
 def lane_names(nics: Sequence[int], topology: Topology) -> dict[int, str]:
@@ -130,11 +137,7 @@ def utilisation(
 
 
 def text_timeline(
-    simulation: Simulation,
-    topology: Topology,
-    cost: CostModel,
-    width: int = 100,
-    most: int = 16,
+    plan: Plan, simulation: Simulation, width: int = 100, most: int = 16
 ) -> list[str]:
     """A Gantt chart in characters: a line for what each NIC sends, one for what it receives.
 
@@ -142,12 +145,12 @@ def text_timeline(
     it, or "." where the lane is idle for more than half of it.
 
     Args:
-        simulation: what to draw.
-        topology: rank -> host and NIC.
-        cost: that of the simulation.
+        plan: what was simulated.
+        simulation: of it.
         width: characters in a line, at the most.
         most: NICs that are drawn, the busiest.
     """
+    topology = plan.topology
     nics = busiest_nics(simulation, most)
     if not nics:
         return ["  nothing moves between hosts"]
@@ -156,7 +159,7 @@ def text_timeline(
     columns = max(10, width - head - 2)
     orders = sorted({message.order for message in simulation.messages})
     mark = {order: _MARKS[i % len(_MARKS)] for i, order in enumerate(orders)}
-    shown = crossing(simulation.messages, topology, cost)
+    shown = crossing(simulation.messages, topology, plan.cost)
     lines = []
     for lane, messages in by_lane(shown, topology, nics).items():
         side = "in" if lane.incoming else "out"

@@ -36,7 +36,7 @@ def record(comm: MPI.Intracomm, made: Plan, path: str) -> None:
     with Resharder(made, comm, trace=trace) as resharder:
         # The ranks agree, and connections are made, in a call before.
         for _ in range(2):
-            wait_quietly(comm.Ibarrier())
+            wait_quietly(comm.Ibarrier(), longest_sleep_s=50e-6)  # to begin together
             resharder(local, out)
             wait_quietly(comm.Ibarrier())
     trace.write(path)

@@ -8,6 +8,7 @@ import shutil
 import statistics
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from xmesh.commands.described import CLUSTER_HELP, cost_of
@@ -18,7 +19,6 @@ from xmesh.commands.resharding import (
     refuse_with_a_plan,
 )
 from xmesh.errors import OptionError, PlanError, explain
-from xmesh.planner.cost import CostModel
 from xmesh.planner.describe import nbytes_text, seconds_text, table_lines
 from xmesh.planner.plans import Plan
 from xmesh.planner.simulate import Message, Simulation, simulate
@@ -89,14 +89,15 @@ def run(args: argparse.Namespace) -> int:
         plan = plan_of(args, *args.what)
     else:
         refuse_with_a_plan(args)
-        plan = Plan.from_json(_text(args.what[0] if args.what else "-"))
+        made = Plan.from_json(_text(args.what[0] if args.what else "-"))
+        # Not only the simulation: what it is compared with must be of the same rates.
+        plan = replace(made, cost=cost_of(args, made.cost) or made.cost)
     _require_size(plan, args.max_messages)
     if args.figure:
         from xmesh.figure import figure_class
 
         figure_class()  # said now, and not after the simulation
-    cost = cost_of(args, plan.cost) or plan.cost
-    result = simulate(plan, cost)
+    result = simulate(plan)
     print(f"plan {plan.name}: {plan.src.describe()} -> {plan.dst.describe()}, {plan.strategy}")
     print(
         f"  simulated   {seconds_text(result.makespan_s)}, {len(result.messages):,} messages\n"
@@ -106,14 +107,14 @@ def run(args: argparse.Namespace) -> int:
     print(*_nic_lines(result, plan.topology, args.nics), sep="\n")
     if args.timeline:
         width = shutil.get_terminal_size((100, 0)).columns
-        print("", *text_timeline(result, plan.topology, cost, width, args.nics), sep="\n")
+        print("", *text_timeline(plan, result, width, args.nics), sep="\n")
     print(f"\n  between hosts {nbytes_text(sum(result.host_out_nbytes))}")
     if args.trace:
-        _write_trace(args.trace, result, plan.topology, cost, args.nics)
+        _write_trace(args.trace, plan, result, args.nics)
     if args.figure:
         from xmesh.figure import draw
 
-        left_out = draw(plan, result, args.figure, cost=cost, most=args.nics)
+        left_out = draw(plan, result, args.figure, args.nics)
         print(f"  wrote {args.figure}" + (f": {left_out}" if left_out else ""))
     return 0
 
@@ -161,9 +162,8 @@ def _spread(shares: Sequence[float]) -> str:
     )
 
 
-def _write_trace(
-    path: str, result: Simulation, topology: Topology, cost: CostModel, most: int
-) -> None:
+def _write_trace(path: str, plan: Plan, result: Simulation, most: int) -> None:
+    topology = plan.topology
     messages: Sequence[Message] = result.messages
     left_out = ""
     if len(messages) > MAX_TRACED:
@@ -174,7 +174,9 @@ def _write_trace(
             if not hosts.isdisjoint(map(topology.host, (message.source, message.destination)))
         ][:MAX_TRACED]
         left_out = f"; it has {len(messages):,} messages of the {len(hosts)} busiest hosts"
-    text = json.dumps(chrome_trace({"simulated": both_ends(messages, topology, cost)}, topology))
+    text = json.dumps(
+        chrome_trace({"simulated": both_ends(messages, topology, plan.cost)}, topology)
+    )
     try:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:

@@ -6,7 +6,7 @@ from xmesh.planner.plans import Plan
 from xmesh.planner.rotation import RotatedTransfers
 
 #: Unit tasks of a plan by rule up to which its messages are counted.
-_COUNT_LIMIT = 20_000
+COUNT_LIMIT = 20_000
 #: Receivers that are looked at where they are not.
 _SAMPLES = 12
 
@@ -19,7 +19,7 @@ def count_messages(plan: Plan) -> tuple[int, bool]:
     evenly over the destination, stand for all.
     """
     by_rule = isinstance(plan.table, RotatedTransfers)
-    if not by_rule or plan.streams.count(_COUNT_LIMIT) <= _COUNT_LIMIT:
+    if not by_rule or plan.streams.count(COUNT_LIMIT) <= COUNT_LIMIT:
         return sum(len(t.receivers) * len(t.chunks) for t in plan.table.all()), True
     ranks = plan.dst.ranks
     sample = [ranks[i * len(ranks) // _SAMPLES] for i in range(min(_SAMPLES, len(ranks)))]
