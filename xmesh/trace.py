@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from xmesh.world import World
 
 #: Messages up to which a plan is simulated beside its measured run.
-_MAX_SIMULATED = 250_000
+_MAX_SIMULATED = 50_000
 
 
 class Trace:
@@ -209,7 +209,7 @@ def _as_json(
         "processors": dict(zip(map(str, plan.ranks), processors, strict=True)),
     }
     if count_messages(plan)[0] <= _MAX_SIMULATED:
-        simulation = simulate(plan)
+        simulation = simulate(plan, sharing="fair")
         runs["simulated"] = both_ends(simulation.messages, plan.topology, plan.cost)
         about["simulated_s"] = simulation.makespan_s
         about["cost"] = plan.cost.to_json()

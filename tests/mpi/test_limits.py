@@ -51,12 +51,13 @@ def test_no_count_or_offset_wraps_at_4_gib(strategy, dtype):
     assert Plan.from_json(plan.to_json()) == plan
 
 
-def test_one_chunk_larger_than_4_gib():
+def test_no_message_is_larger_than_1_gib():
+    """Past 2^31 bytes MPI libraries differ: Open MPI 5.0 cannot count what came."""
     layout, other = (Layout(DeviceMesh([rank]), "R", (2**33 + 1,)) for rank in (0, 1))
     plan = xmesh.plan(layout, other, "i1", chunk_nbytes=2**40)
-    (piece,) = compile_program(plan, 0).pieces
-    assert piece.nbytes == 2**33 + 1
-    assert piece.boxes == (Box((0,), (2**33 + 1,)),)
+    pieces = compile_program(plan, 0).pieces
+    assert sum(piece.nbytes for piece in pieces) == 2**33 + 1
+    assert max(piece.nbytes for piece in pieces) <= 2**30
 
 
 def test_offsets_beyond_2_to_32_reach_the_right_elements():
@@ -86,7 +87,7 @@ def blocks(array: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
 @pytest.mark.skipif(SIZE != 2, reason="moves one large array, on 2 ranks")
 @pytest.mark.timeout(300)
 def test_more_than_2_gib_per_rank_for_real(comm):
-    """4 GB sends overflow elsewhere: in chunks, and in one message of more than 2^31 bytes."""
+    """4 GB sends overflow elsewhere: in small chunks, and in the largest that there are."""
     needed = 10 * GIB
     there = comm.allreduce(available_nbytes(), MPI.MIN)
     if there == 0 and os.environ.get("CI") == "true":

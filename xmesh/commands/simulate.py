@@ -21,7 +21,7 @@ from xmesh.commands.resharding import (
 from xmesh.errors import OptionError, PlanError, explain
 from xmesh.planner.describe import nbytes_text, seconds_text, table_lines
 from xmesh.planner.plans import Plan
-from xmesh.planner.simulate import Message, Simulation, simulate
+from xmesh.planner.simulate import SHARING, Message, Simulation, simulate
 from xmesh.planner.size import count_messages
 from xmesh.report import both_ends, chrome_trace
 from xmesh.timeline import busiest_nics, lane_names, text_timeline
@@ -57,6 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--timeline", action="store_true", help="print the timeline, a line for each NIC"
+    )
+    parser.add_argument(
+        "--sharing",
+        choices=SHARING,
+        default="exclusive",
+        help="a message has its NICs to itself, as in the paper, or shares them, as in networks",
     )
     parser.add_argument(
         "--nics",
@@ -97,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
         from xmesh.figure import figure_class
 
         figure_class()  # said now, and not after the simulation
-    result = simulate(plan)
+    result = simulate(plan, sharing=args.sharing)
     print(f"plan {plan.name}: {plan.src.describe()} -> {plan.dst.describe()}, {plan.strategy}")
     print(
         f"  simulated   {seconds_text(result.makespan_s)}, {len(result.messages):,} messages\n"

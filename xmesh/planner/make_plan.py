@@ -33,6 +33,8 @@ from xmesh.topology import Topology
 SEARCH_LIMIT = 4096
 #: Default for the largest chunk: long enough for full bandwidth, short enough to pack in passing.
 CHUNK_NBYTES = 4 * 2**20
+#: Messages above this gain nothing, and MPI libraries differ in what they do past 2^31 bytes.
+_LARGEST_CHUNK_NBYTES = 2**30
 #: Pieces below this are not worth a message of their own.
 _LEAST_PIECE_NBYTES = 4096
 
@@ -65,14 +67,15 @@ def plan(
         seed: of the randomised scheduler.
         cost: latencies and bandwidths; default ``CostModel()``.
         name: what error texts call the array.
-        chunk_nbytes: largest chunk in bytes; bounds the staging memory.
+        chunk_nbytes: largest chunk in bytes; bounds the staging memory. More than 1 GiB counts as
+            1 GiB.
 
     Raises:
         PlanError: shapes differ, elements are missing, or an option has no meaning.
         TopologyError: a rank of a mesh is not in the topology.
     """
     _check_options(strategy, scheduler)
-    chunk_nbytes = _integer("chunk_nbytes", chunk_nbytes, 1, 2**62)
+    chunk_nbytes = min(_integer("chunk_nbytes", chunk_nbytes, 1, 2**62), _LARGEST_CHUNK_NBYTES)
     seed = _integer("seed", seed, -(2**63), 2**63)
     check_types(src, dst, topology, cost, name)
     element = as_dtype(dtype)
