@@ -123,18 +123,17 @@ class Part:
 
     def step(self) -> bool:
         """Move on; True when anything happened."""
-        if self._agreement is not None:
-            moved = self._agreement.step()
-            if not self._agreement.over:
-                return moved
-            verdict, self._agreement = self._agreement.verdict, None
-            self._shared_error = verdict.error() if verdict is not None else None
-            if self._shared_error is None:
-                self._begin()
-            return True
-        if self._execution is None or self._execution.done:
-            return False
-        return self._execution.step()
+        if self._agreement is None:
+            execution = self._execution
+            return execution is not None and not execution.done and execution.step()
+        moved = self._agreement.step()
+        if not self._agreement.over:
+            return moved
+        verdict, self._agreement = self._agreement.verdict, None
+        self._shared_error = verdict.error() if verdict is not None else None
+        if self._shared_error is None:
+            self._begin()
+        return True
 
     def error(self) -> XmeshError | None:
         """What to raise, once it is over."""

@@ -77,9 +77,9 @@ class Execution:
         self._readers = list(program.readers)
         self._users = [0] * count
         #: Pieces whose data never comes: the rank that they start from had a wrong argument.
-        self._missing = (
-            {i for i, root in enumerate(program.roots) if root} if sources is None else set()
-        )
+        self._missing: set[int] = set()
+        if sources is None:
+            self._missing.update(i for i, root in enumerate(program.roots) if root)
         #: By line, how many messages have been posted; and how many receives are posted now.
         self._next_receive = [0] * len(program.receive_lines.messages)
         self._next_send = [0] * len(program.send_lines.messages)
@@ -290,9 +290,8 @@ class Execution:
 
     def _in_place(self, piece: Piece, arrays: Sequence[NDArray[Any]]) -> Bytes | None:
         """The bytes of a chunk where the caller's arrays have it, if it is one run of memory."""
-        if len(piece.regions) > 1:
-            return None
-        return contiguous_bytes(_view(piece.regions[0], arrays))
+        regions = piece.regions
+        return contiguous_bytes(_view(regions[0], arrays)) if len(regions) == 1 else None
 
     def _take(self, nbytes: int, must: bool) -> Bytes | None:
         """Staging memory, if need be that of a chunk which can be packed again."""
