@@ -1,0 +1,197 @@
+"""Measures reshardings on real ranks: each is run, checked to the last element, and timed."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from xmesh.bench.cases import CASES, Case, scaled_shape
+from xmesh.bench.content import codes, difference, key
+from xmesh.bench.rows import Row
+from xmesh.errors import XmeshError, explain
+from xmesh.planner import CostModel, Plan, plan
+from xmesh.planner.describe import host_traffic
+from xmesh.planner.simulate import simulate
+from xmesh.topology import Topology
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+#: Ranks of a host in the paper's cluster.
+RANKS_PER_HOST = 4
+MIB = 2**20
+_POLL_S = 50e-6
+
+
+class Step(NamedTuple):
+    """How far a run is.
+
+    Attributes:
+        done: repeats that are over, of all cases.
+        total: repeats of all cases.
+        text: the case at work.
+    """
+
+    done: int
+    total: int
+    text: str
+
+
+def run(
+    comm: MPI.Intracomm,
+    *,
+    nbytes: int = 16 * MIB,
+    repeats: int = 5,
+    strategy: str = "auto",
+    scheduler: str = "auto",
+    topology: Topology | None = None,
+    cost: CostModel | None = None,
+    cases: Sequence[Case] = CASES,
+    tell: Callable[[Step | Row], None] | None = None,
+) -> list[Row]:
+    """Run cases on the ranks of a communicator; all of them call it.
+
+    Args:
+        comm: has the ranks of every case; those that a case does not need look on.
+        nbytes: most bytes of an array, see ``scaled_shape``.
+        repeats: calls that are timed, after one that is not; the content differs in each.
+        strategy: see ``xmesh.plan``.
+        scheduler: see ``xmesh.plan``.
+        topology: what to plan for; default the paper's cluster, hosts of 4 consecutive ranks.
+        cost: latencies and bandwidths to plan for; default ``CostModel()``.
+        cases: which.
+        tell: called on rank 0 after each repeat with a Step, after each case with its Row.
+
+    Raises:
+        XmeshError: too few ranks, or repeats.
+    """
+    require_ranks(comm.size, cases)
+    if repeats < 1:
+        raise XmeshError(
+            explain("there must be a repeat to time", values=f"{repeats}", remedy="give 1 or more")
+        )
+    topology = topology or Topology.uniform(comm.size, RANKS_PER_HOST)
+    tell = tell if tell is not None and comm.rank == 0 else _say_nothing
+    rows = []
+    for index, case in enumerate(cases):
+        src, dst = case.layouts(scaled_shape(case, nbytes))
+        name = f"case {case.number}"
+        made = plan(src, dst, "uint32", topology, strategy, scheduler, cost=cost, name=name)
+
+        def repeat_done(count: int, index: int = index, case: Case = case) -> None:
+            done, total = index * (repeats + 1) + count, len(cases) * (repeats + 1)
+            tell(Step(done, total, f"case {case.number}: {case.src_spec} -> {case.dst_spec}"))
+
+        times_s, problem = _measure(comm, made, case.number, repeats, repeat_done)
+        rows.append(_row(made, case.number, times_s, problem))
+        tell(rows[-1])
+    return rows
+
+
+def _say_nothing(_: Step | Row) -> None:
+    pass
+
+
+def require_ranks(size: int, cases: Sequence[Case]) -> None:
+    """Refuse cases that need more ranks than there are.
+
+    Raises:
+        XmeshError: says which cases would do, and how to start more ranks.
+    """
+    need = max((case.num_ranks for case in cases), default=0)
+    if size < need:
+        fitting = " ".join(str(case.number) for case in cases if case.num_ranks <= size)
+        raise XmeshError(
+            explain(
+                "there must be a rank for every place of both meshes",
+                values=f"{size} ranks; the cases asked for need {need}",
+                remedy=f"start {need} ranks (mpiexec -n {need} xmesh bench paper), "
+                + (f"or leave cases out: --case {fitting}, " if fitting else "")
+                + "or start xmesh bench paper without mpiexec: it starts the ranks itself",
+            )
+        )
+
+
+# --- One case -------------------------------------------------------------------------------------
+
+
+def _measure(
+    comm: MPI.Intracomm, made: Plan, number: int, repeats: int, repeat_done: Callable[[int], None]
+) -> tuple[list[float], str]:
+    """Time of the slowest rank in each repeat, and what was wrong first, on every rank."""
+    from xmesh.resharder import Resharder
+
+    (src_box,), (dst_box,) = (layout.boxes(comm.rank) or (None,) for layout in (made.src, made.dst))
+    source = None if src_box is None else codes(src_box, made.src.shape)
+    wanted = None if dst_box is None else codes(dst_box, made.dst.shape)
+    local = None if source is None else np.empty_like(source)
+    out = None if wanted is None else np.empty_like(wanted)
+    times_s, problem = [], ""
+    with Resharder(made, comm) as resharder:
+        # Repeat 0 is the first call, in which the ranks agree; it is checked but not timed.
+        for repeat in range(repeats + 1):
+            mask = key(number, repeat)
+            if source is not None:
+                np.bitwise_xor(source, mask, out=local)
+            if wanted is not None:
+                # No element is right before the call, so one that nobody writes is found.
+                np.bitwise_xor(wanted, ~mask, out=out)
+            _quiet_barrier(comm)
+            began_s = time.perf_counter()
+            resharder(local, out)
+            elapsed_s = time.perf_counter() - began_s
+            # Ranks that are done, or not in the case at all, must not slow down the others.
+            _quiet_barrier(comm, longest_poll_s=5e-3)
+            if wanted is not None and out is not None and dst_box is not None:
+                problem = problem or difference(wanted ^ mask, out, dst_box, comm.rank, repeat)
+            slowest: tuple[float, str] = comm.allreduce((elapsed_s, problem), op=_worse)
+            problem = slowest[1]
+            if repeat:
+                times_s.append(slowest[0])
+            repeat_done(repeat + 1)
+    return times_s, problem
+
+
+def _worse(a: tuple[float, str], b: tuple[float, str]) -> tuple[float, str]:
+    return max(a[0], b[0]), a[1] or b[1]
+
+
+def _quiet_barrier(comm: MPI.Intracomm, longest_poll_s: float = _POLL_S) -> None:
+    """A barrier that leaves the cores to those who are still at work."""
+    request = comm.Ibarrier()
+    poll_s = _POLL_S
+    while not request.Test():
+        time.sleep(poll_s)
+        poll_s = min(2 * poll_s, longest_poll_s)
+
+
+def _row(made: Plan, number: int, times_s: list[float], problem: str) -> Row:
+    traffic = host_traffic(made)
+    topology = made.topology
+    return Row(
+        case=number,
+        src=str(made.src),
+        dst=str(made.dst),
+        shape=made.src.shape,
+        nbytes=math.prod(made.src.shape) * made.itemsize,
+        unit_tasks=len(made.unit_tasks),
+        strategy=made.strategy,
+        scheduler=made.scheduler,
+        ranks_per_host=max(len(topology.ranks_of_host(host)) for host in range(topology.num_hosts)),
+        nic_bandwidth_Bps=made.cost.nic_bandwidth_Bps,
+        sent_nbytes=tuple(host.sent_nbytes for host in traffic),
+        received_nbytes=tuple(host.received_nbytes for host in traffic),
+        makespan_s=made.makespan_s,
+        bound_s=made.lower_bound_s,
+        ratio=made.makespan_s / made.lower_bound_s if made.lower_bound_s else 1.0,
+        predicted_s=simulate(made).makespan_s,
+        time_s=statistics.median(times_s),
+        times_s=tuple(times_s),
+        verified=not problem,
+        problem=problem,
+    )
