@@ -11,8 +11,11 @@ from traces import bars, ends
 
 from xmesh import Topology
 from xmesh.bench import paper
+from xmesh.bench.baselines import applies
 from xmesh.bench.cases import CASES, Case, scaled_shape
+from xmesh.bench.methods import BASELINES, Method
 from xmesh.bench.rows import Row
+from xmesh.bench.session import News
 from xmesh.errors import XmeshError
 from xmesh.planner import STRATEGIES
 from xmesh.resharder import Resharder
@@ -42,6 +45,7 @@ def test_every_case_that_fits_is_verified(comm):
         assert row.time_s > 0
         assert len(row.times_s) == 2
         assert row.ratio == pytest.approx(1)
+        assert row.predicted_s is not None
         assert row.predicted_s >= row.bound_s
         assert sum(row.sent_nbytes) == sum(row.received_nbytes)
         if case.number:
@@ -76,6 +80,50 @@ def test_every_strategy_is_verified(comm, strategy):
     rows = paper.run(comm, nbytes=TINY_NBYTES, repeats=1, strategy=strategy, cases=cases)
     assert all(row.verified for row in rows)
     assert {row.strategy for row in rows} == {strategy}
+
+
+def overlapping(comm):
+    """Cases in which ranks hold and need, replicas take turns, and boxes have several receivers."""
+    n = comm.size
+    back = tuple(reversed(range(n)))
+    return [
+        Case("turned", "S0RR", "RS0R", (n,), (n,), src_ranks=back, dst_ranks=tuple(range(n))),
+        Case("gathered", "S0RR", "RRR", (n,), (n,), dst_ranks=tuple(range(n))),
+        Case("from-replicas", "RRR", "RS0R", (n,), (n,), dst_ranks=back),
+    ]
+
+
+@pytest.mark.parametrize("method", BASELINES)
+def test_plain_mpi_moves_what_a_plan_moves(comm, method):
+    cases = overlapping(comm) + (fitting(comm) if comm.size > 1 else [])
+    methods = [Method(method, "")]
+    rows = paper.run(comm, nbytes=TINY_NBYTES, repeats=2, cases=cases, methods=methods)
+    assert all(row.verified for row in rows), rows
+    assert {row.case for row in rows} == {
+        case.number for case in cases if applies(methods[0], *case.layouts())
+    }
+    assert all(row.predicted_s is None and not row.scheduler for row in rows)
+
+
+def test_a_run_of_several_methods_has_a_row_of_each_and_counts_its_steps(comm):
+    told: list[News] = []
+    methods = [Method(), Method("broadcast", "naive"), Method("mpi_isend", "")]
+    cases = overlapping(comm)[:2]
+    rows = paper.run(
+        comm,
+        nbytes=TINY_NBYTES,
+        repeats=2,
+        other_repeats=1,
+        cases=cases,
+        methods=methods,
+        tell=told.append,
+    )
+    assert [row.method for row in rows] == ["auto", "broadcast/naive", "mpi_isend"] * 2
+    assert [len(row.times_s) for row in rows] == [2, 1, 1] * 2
+    if comm.rank == 0:
+        steps = [item for item in told if isinstance(item, paper.Step)]
+        assert [step.done for step in steps] == list(range(1, 15))
+        assert steps[-1].total == 14
 
 
 def test_a_topology_of_one_host_sends_nothing_between_hosts(comm):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from xmesh.bench.waiting import quiet_barrier
 from xmesh.planner import CostModel
 from xmesh.topology import Topology
 
@@ -92,6 +93,8 @@ def _measure(comm: MPI.Intracomm, a: int, b: int, nbytes: int, repeats: int) -> 
         # The acknowledgement costs one latency, which is no part of the bandwidth.
         seconds = max(statistics.median(streams) - latency_s, 1e-9)
         link = Link(latency_s, nbytes / seconds)
+    # Those that wait must not take the cores from the pair.
+    quiet_barrier(comm, longest_poll_s=5e-3)
     measured: Link = comm.bcast(link, root=a)
     return measured
 

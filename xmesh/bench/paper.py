@@ -1,20 +1,27 @@
-"""The nine cases of the paper: reshard each from mesh to mesh, check all of it, and time it."""
+"""The n -> m cases: reshard each from mesh to mesh, check all of it, and time it."""
 
 from __future__ import annotations
 
 import argparse
-import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from xmesh.bench.cases import CASES, Case
+from xmesh.bench.cases import CASES, MORE_CASES, Case
 from xmesh.bench.launch import run_ranks
 from xmesh.bench.measure import MIB, Step, require_ranks, run
+from xmesh.bench.methods import N_TO_M
+from xmesh.bench.options import (
+    add_measurement,
+    add_ranks,
+    chosen_methods,
+    cost_of,
+    topology_of,
+)
 from xmesh.bench.rows import Row
-from xmesh.bench.session import Tell, on_new_ranks, on_these_ranks, started_ranks, write_rows
+from xmesh.bench.session import Tell, finish, on_new_ranks, on_these_ranks, started_ranks
 from xmesh.errors import XmeshError
-from xmesh.planner import STRATEGIES, CostModel
+from xmesh.planner import STRATEGIES
 from xmesh.planner.schedulers import BY_NAME
 
 if TYPE_CHECKING:
@@ -32,21 +39,48 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         XmeshError: the ranks could not be started, or failed.
     """
-    args = _parser().parse_args(argv)
-    cases = [case for case in CASES if args.case is None or case.number in args.case]
+    words = sys.argv[1:] if argv is None else list(argv)
+    args = _parser().parse_args(words)
+    cases = chosen_cases(args.case, args.more)
     comm = started_ranks()
     if comm is None:
-        rows = _rows_of_new_ranks(args, cases)
+        rows = _rows_of_new_ranks(args, cases, words)
     else:
         rows = _rows_of_these_ranks(args, cases, comm)
         if comm.rank or args.events:
             return 0
-    from xmesh.bench.show import print_table
+    return finish(rows, args.json)
 
-    print_table(rows)
-    if args.json:
-        write_rows(args.json, rows)
-    return 0 if all(row.verified for row in rows) else 1
+
+def chosen_cases(names: Sequence[str] | None, more: bool) -> list[Case]:
+    """The cases that the options ask for.
+
+    Args:
+        names: numbers and names of cases; None for the paper's nine.
+        more: those that are not in the paper's table, too.
+    """
+    wanted = {str(case.number) for case in CASES} if names is None else set(names)
+    return [
+        case
+        for case in (*CASES, *MORE_CASES)
+        if str(case.number) in wanted or (more and case in MORE_CASES)
+    ]
+
+
+def add_cases(parser: argparse.ArgumentParser) -> None:
+    """Options for ``chosen_cases``."""
+    parser.add_argument(
+        "--case",
+        nargs="+",
+        action="extend",
+        choices=[str(case.number) for case in (*CASES, *MORE_CASES)],
+        metavar="N",
+        help="these, by number or name: 1 to 9, "
+        + ", ".join(str(case.number) for case in MORE_CASES),
+    )
+    parser.add_argument(
+        "--more", action="store_true", help="those that are not in the paper's table, too"
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -55,55 +89,16 @@ def _parser() -> argparse.ArgumentParser:
         description="The nine n -> m cases of the paper, with every element checked.",
         epilog="Without mpiexec it starts as many ranks as the cases need.",
     )
-    numbers = [case.number for case in CASES]
+    add_cases(parser)
+    add_measurement(parser)
     parser.add_argument(
-        "--case", type=int, nargs="+", action="extend", choices=numbers, metavar="N", help="these"
+        "--strategy", default="auto", choices=("auto", *STRATEGIES), help="without --method"
     )
     parser.add_argument(
-        "--mbytes",
-        type=_positive(float),
-        default=16,
-        metavar="M",
-        help="size of each array at most, in MiB (16)",
+        "--scheduler", default="auto", choices=tuple(BY_NAME), help="without --method"
     )
-    parser.add_argument(
-        "--repeats", type=_positive(int), default=5, metavar="N", help="calls that are timed (5)"
-    )
-    parser.add_argument("--strategy", default="auto", choices=("auto", *STRATEGIES))
-    parser.add_argument("--scheduler", default="auto", choices=tuple(BY_NAME))
-    parser.add_argument(
-        "--topology",
-        default="uniform",
-        choices=("uniform", "discovered"),
-        help="plan for hosts of 4 consecutive ranks as in the paper, or for those there are",
-    )
-    parser.add_argument(
-        "--nic-gbits",
-        type=_positive(float),
-        default=CostModel().nic_bandwidth_Bps * 8 / 1e9,
-        metavar="G",
-        help="plan for NICs of G Gbit/s in each direction (10)",
-    )
-    parser.add_argument("--json", metavar="FILE", help="write the rows, as a JSON list")
-    parser.add_argument(
-        "--timeout",
-        type=_positive(float),
-        default=600,
-        metavar="S",
-        help="limit of ranks started here (600)",
-    )
-    parser.add_argument("--events", action="store_true", help=argparse.SUPPRESS)
+    add_ranks(parser)
     return parser
-
-
-def _positive(kind: type[int] | type[float]) -> Callable[[str], float]:
-    def number(text: str) -> float:
-        value = kind(text)
-        if not 0 < value < math.inf:
-            raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
-        return value
-
-    return number
 
 
 def _rows_of_these_ranks(
@@ -117,20 +112,17 @@ def _rows_of_these_ranks(
         sys.exit(2)  # one rank says it for all
 
     def experiment(tell: Tell) -> list[Row]:
-        from xmesh.world import World
-
-        topology = None
-        if args.topology == "discovered":
-            with World(comm) as world:
-                topology = world.topology
+        topology = topology_of(args, comm)
         return run(
             comm,
             nbytes=int(args.mbytes * MIB),
             repeats=args.repeats,
             strategy=args.strategy,
             scheduler=args.scheduler,
+            methods=chosen_methods(args.method, N_TO_M),
+            other_repeats=args.other_repeats,
             topology=topology,
-            cost=CostModel(nic_bandwidth_Bps=args.nic_gbits * 1e9 / 8),
+            cost=cost_of(args, comm, topology, tell),
             cases=cases,
             tell=tell,
         )
@@ -138,20 +130,15 @@ def _rows_of_these_ranks(
     return on_these_ranks(comm, args.events, experiment)
 
 
-def _rows_of_new_ranks(args: argparse.Namespace, cases: Sequence[Case]) -> list[Row]:
-    from xmesh.bench.show import Display
-
+def _rows_of_new_ranks(
+    args: argparse.Namespace, cases: Sequence[Case], words: Sequence[str]
+) -> list[Row]:
     count = max(case.num_ranks for case in cases)
-    words = ["-m", "xmesh", "bench", "paper", "--events"]
-    words += ["--case", *(str(case.number) for case in cases)]
-    for name in ("mbytes", "repeats", "strategy", "scheduler", "topology", "nic-gbits"):
-        words += [f"--{name}", str(getattr(args, name.replace("-", "_")))]
-    with Display() as display:
-        display.step(0, 1, f"starting {count} ranks")
-        return on_new_ranks(
-            display,
-            lambda on_line: run_ranks(count, words, on_line=on_line, timeout_s=args.timeout),
-        )
+    command = ["-m", "xmesh", "bench", "paper", "--events", *words]
+    return on_new_ranks(
+        lambda on_line: run_ranks(count, command, on_line=on_line, timeout_s=args.timeout),
+        f"starting {count} ranks",
+    )
 
 
 if __name__ == "__main__":

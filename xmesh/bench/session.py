@@ -6,6 +6,7 @@ Ranks that an ordinary process starts print events, lines of JSON, and that proc
 from __future__ import annotations
 
 import json
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from xmesh.bench.launch import launched
 from xmesh.bench.measure import Step
 from xmesh.bench.rows import Row, row_from_json
 from xmesh.errors import XmeshError, explain
+from xmesh.planner import CostModel
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
 #: Begins a line by which ranks tell the process that started them how far they are.
 _EVENT = "\x1e"
 
-Tell = Callable[[Step | Row], None]
+News = Step | Row | CostModel
+Tell = Callable[[News], None]
 
 
 def started_ranks() -> MPI.Intracomm | None:
@@ -65,10 +68,9 @@ def on_these_ranks(
 
     display = Display() if comm.rank == 0 and not events else None
 
-    def tell(news: Step | Row) -> None:
+    def tell(news: News) -> None:
         if display is None:
-            kind = "step" if isinstance(news, Step) else "row"
-            _print_event(kind, news._asdict() if isinstance(news, Step) else asdict(news))
+            _print_event(news)
         else:
             _show(display, news)
 
@@ -77,7 +79,7 @@ def on_these_ranks(
             display.__enter__()
         rows = experiment(tell)
         if events and comm.rank == 0:
-            _print_event("end", len(rows))
+            _print({"end": len(rows)})
     except BaseException as error:
         # The other ranks may be waiting for this one.
         text = str(error) if isinstance(error, XmeshError) else traceback.format_exc()
@@ -90,17 +92,30 @@ def on_these_ranks(
     return rows
 
 
-def on_new_ranks(display: Display, start: Callable[[Callable[[str], None]], int]) -> list[Row]:
+def on_new_ranks(
+    start: Callable[[Callable[[str], None]], int],
+    purpose: str,
+    display: Display | None = None,
+    tell: Tell | None = None,
+) -> list[Row]:
     """Start ranks, and show what they tell until all have ended.
 
     Args:
-        display: where.
         start: starts ranks that print events, calls its argument with each line that they print,
             and returns mpiexec's exit status.
+        purpose: what to show until the first one tells something.
+        display: where; default one of its own.
+        tell: called with each piece of news, too.
 
     Raises:
         XmeshError: they did not run to their end.
     """
+    from xmesh.bench.show import Display
+
+    if display is None:
+        with Display() as own:
+            return on_new_ranks(start, purpose, own, tell)
+    display.step(0, 1, purpose)
     rows: list[Row] = []
     ended = False
 
@@ -109,14 +124,18 @@ def on_new_ranks(display: Display, start: Callable[[Callable[[str], None]], int]
         text, _, event = line.partition(_EVENT)
         if text:
             display.line(text)
-        news: dict[str, Any] = json.loads(event) if event else {}
-        if "step" in news:
-            _show(display, Step(**news["step"]))
-        elif "row" in news:
-            rows.append(row_from_json(news["row"]))
-            _show(display, rows[-1])
-        elif "end" in news:
-            ended = news["end"] == len(rows)
+        content: dict[str, Any] = json.loads(event) if event else {}
+        if "end" in content:
+            ended = content["end"] == len(rows)
+            return
+        news = _news(content)
+        if news is None:
+            return
+        if isinstance(news, Row):
+            rows.append(news)
+        _show(display, news)
+        if tell is not None:
+            tell(news)
 
     status = start(on_line)
     if status or not ended:
@@ -131,7 +150,21 @@ def on_new_ranks(display: Display, start: Callable[[Callable[[str], None]], int]
     return rows
 
 
-def write_rows(path: str, rows: Sequence[Row]) -> None:
+def finish(rows: Sequence[Row], json_path: str | None) -> int:
+    """Print the table, write the rows where that was asked for, and give the exit status.
+
+    Raises:
+        XmeshError: they cannot be written.
+    """
+    from xmesh.bench.show import print_table
+
+    print_table(rows)
+    if json_path:
+        write_rows(json_path, rows)
+    return 0 if all(row.verified for row in rows) else 1
+
+
+def write_rows(path: str | os.PathLike[str], rows: Sequence[Row]) -> None:
     """Write rows to a file, as a JSON list.
 
     Raises:
@@ -151,14 +184,33 @@ def write_rows(path: str, rows: Sequence[Row]) -> None:
         ) from error
 
 
-def _print_event(kind: str, content: Any) -> None:
+def _print_event(news: News) -> None:
+    if isinstance(news, Step):
+        _print({"step": news._asdict()})
+    elif isinstance(news, Row):
+        _print({"row": asdict(news)})
+    else:
+        _print({"cost": news.to_json()})
+
+
+def _print(event: dict[str, Any]) -> None:
     # One write: other ranks may print at the same time.
-    sys.stdout.write(f"{_EVENT}{json.dumps({kind: content})}\n")
+    sys.stdout.write(f"{_EVENT}{json.dumps(event)}\n")
     sys.stdout.flush()
 
 
-def _show(display: Display, news: Step | Row) -> None:
+def _news(event: dict[str, Any]) -> News | None:
+    if "step" in event:
+        return Step(**event["step"])
+    if "row" in event:
+        return row_from_json(event["row"])
+    return CostModel.from_json(event["cost"]) if "cost" in event else None
+
+
+def _show(display: Display, news: News) -> None:
     if isinstance(news, Step):
         display.step(*news)
-    else:
+    elif isinstance(news, Row):
         display.row(news)
+    else:
+        display.cost(news)

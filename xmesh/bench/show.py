@@ -17,6 +17,7 @@ from xmesh.planner.describe import nbytes_text, seconds_text
 
 if TYPE_CHECKING:
     from xmesh.bench.rows import Row
+    from xmesh.planner import CostModel
 
 #: Characters of a line where no terminal sets a limit.
 _PLAIN_WIDTH = 200
@@ -55,9 +56,13 @@ class Display:
         if self._bar is None:
             check = "verified" if row.verified else f"WRONG: {row.problem}"
             self.line(
-                f"case {row.case}: {row.src} -> {row.dst}, {row.strategy}, "
+                f"case {row.case}: {row.src} -> {row.dst}, {_method(row)}, "
                 f"{seconds_text(row.time_s)}, {check}"
             )
+
+    def cost(self, cost: CostModel) -> None:
+        """Say what was measured of the cluster."""
+        self.line(f"measured: {cost_text(cost)}")
 
     def line(self, text: str) -> None:
         """Print a line as it is, above the bar."""
@@ -78,6 +83,15 @@ class Display:
             self._bar.stop()
 
 
+def cost_text(cost: CostModel) -> str:
+    """A cost model in one line."""
+    return (
+        f"{cost.nic_bandwidth_Bps * 8 / 1e6:.1f} Mbit/s and {seconds_text(cost.nic_latency_s)} "
+        f"between hosts, {cost.intra_bandwidth_Bps * 8 / 1e9:.1f} Gbit/s and "
+        f"{seconds_text(cost.intra_latency_s)} within one"
+    )
+
+
 def table(rows: Sequence[Row], narrow: bool = False) -> Table:
     """The rows as a table.
 
@@ -91,6 +105,8 @@ def table(rows: Sequence[Row], narrow: bool = False) -> Table:
         pad_edge=False,
     )
     chosen = [column for column in _COLUMNS if not (narrow and column.wide_only)]
+    if all(row.formula_s is None for row in rows):
+        chosen.remove(_FORMULA)
     for column in chosen:
         shown.add_column(column.header, justify=column.justify, no_wrap=True)
     for row in rows:
@@ -123,21 +139,35 @@ class _Column(NamedTuple):
 
 
 def _most(nbytes: Sequence[int]) -> str:
-    return nbytes_text(max(nbytes, default=0))
+    return nbytes_text(max(nbytes)) if nbytes else ""
 
 
+def _strategy(row: Row) -> str:
+    return f"auto: {row.strategy}" if row.method == "auto" else row.strategy
+
+
+def _method(row: Row) -> str:
+    return row.method if "/" in row.method else _strategy(row)
+
+
+def _seconds(seconds: float | None) -> str:
+    return "" if seconds is None else seconds_text(seconds)
+
+
+_FORMULA = _Column("formula", "right", lambda row: _seconds(row.formula_s))
 _COLUMNS = (
     _Column("case", "right", lambda row: str(row.case)),
     _Column("source -> destination", "left", lambda row: f"{row.src} -> {row.dst}"),
     _Column("tasks", "right", lambda row: str(row.unit_tasks), wide_only=True),
-    _Column("strategy", "left", lambda row: row.strategy),
+    _Column("strategy", "left", _strategy),
     _Column("scheduler", "left", lambda row: row.scheduler, wide_only=True),
     _Column("host sends", "right", lambda row: _most(row.sent_nbytes), wide_only=True),
     _Column("receives", "right", lambda row: _most(row.received_nbytes), wide_only=True),
-    _Column("makespan", "right", lambda row: seconds_text(row.makespan_s), wide_only=True),
+    _Column("makespan", "right", lambda row: _seconds(row.makespan_s), wide_only=True),
     _Column("bound", "right", lambda row: seconds_text(row.bound_s), wide_only=True),
-    _Column("ratio", "right", lambda row: f"{row.ratio:.3f}"),
-    _Column("predicted", "right", lambda row: seconds_text(row.predicted_s), wide_only=True),
+    _Column("ratio", "right", lambda row: "" if row.ratio is None else f"{row.ratio:.3f}"),
+    _Column("predicted", "right", lambda row: _seconds(row.predicted_s), wide_only=True),
+    _FORMULA,
     _Column("measured", "right", lambda row: seconds_text(row.time_s)),
     _Column("check", "right", lambda row: "ok" if row.verified else "WRONG"),
 )
@@ -149,14 +179,15 @@ def legend(rows: Sequence[Row], narrow: bool = False) -> str:
         return "no case was run"
     sizes = sorted({nbytes_text(row.nbytes) for row in rows})
     hosts = " or ".join(str(n) for n in sorted({row.ranks_per_host for row in rows}))
-    rates = " or ".join(f"{rate * 8 / 1e9:g}" for rate in {row.nic_bandwidth_Bps for row in rows})
+    rates = " or ".join(f"{rate * 8 / 1e9:.4g}" for rate in {row.nic_bandwidth_Bps for row in rows})
+    counts = " or ".join(str(n) for n in sorted({len(row.times_s) for row in rows}))
     lines = [
         f"arrays of {' and '.join(sizes)}; planned for hosts of {hosts} ranks with a NIC of "
         f"{rates} Gbit/s each",
         "host sends, receives: the most that one host sends to, and gets from, other hosts",
         "bound: no plan takes less there; predicted: the plan there, message by message",
         "makespan: end of the plan in the paper's model; ratio: makespan / bound",
-        f"measured: the slowest rank, median of {len(rows[0].times_s)}, where the ranks really "
+        f"measured: the slowest rank, median of {counts}, where the ranks really "
         f"ran (this machine has {os.cpu_count()} cores)",
         "check: every element on every rank, in every repeat",
     ]
