@@ -116,8 +116,8 @@ def targets(n_to_m: Sequence[Row], one_to_m: Sequence[Row]) -> list[Target]:
             lambda _, ratio: abs(ratio - 1) <= PREDICTION_ERROR,
         ),
         _target(
-            f"auto is at most {CHOICE_LOSS:.0%} slower than the best strategy measured (its time / "
-            "that of the best)",
+            f"auto is at most {CHOICE_LOSS:.0%} slower than any other strategy (its time / that of "
+            "the best other one)",
             [*_losses(cases), *_losses(multicasts)],
             lambda _, ratio: ratio <= 1 + CHOICE_LOSS,
         ),
@@ -167,10 +167,13 @@ def _why(auto: Row, other: Row) -> str:
 
 def _losses(cases: ByCase) -> Iterator[_Figure]:
     for case, rows in cases.items():
-        best = best_planned(rows)
-        if "auto" in rows and best is not None:
-            yield (
-                rows["auto"],
-                f"case {case}, best is {best.method}",
-                rows["auto"].time_s / best.time_s,
-            )
+        # Rows of the strategy that it took differ from its own by order and chance alone.
+        others = {
+            name: row
+            for name, row in rows.items()
+            if "auto" in rows and row.strategy != rows["auto"].strategy
+        }
+        best = best_planned(others)
+        if best is not None:
+            ratio = rows["auto"].time_s / best.time_s
+            yield rows["auto"], f"case {case}, {best.method}", ratio
