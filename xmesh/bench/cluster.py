@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import os
 import signal
 import subprocess
 import sys
@@ -51,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     work, left_out = _work(args)
     figures.require_matplotlib()
     folder = _made(Path(args.output))
+    load = os.getloadavg()[0]
     costs: dict[str, CostModel] = {}
     rows: dict[str, list[Row]] = {name: [] for name in EXPERIMENTS}
     from xmesh.bench.show import Display
@@ -75,6 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rate_bps=args.rate,
         mpi=_mpi_version(),
         date=datetime.date.today().isoformat(),
+        load=load,
         costs=costs,
         left_out=left_out,
     )
@@ -91,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="xmesh bench cluster",
         description="The paper's microbenchmarks over MPI, on emulated hosts with rate-limited "
         "NICs, with every element checked. Needs root, iproute2 and matplotlib.",
-        epilog="Some 15 minutes; with --quick 4.",
+        epilog="Some 25 minutes; with --quick 5.",
     )
     parser.add_argument("--hosts", type=positive(int), default=5, metavar="K", help="hosts (5)")
     parser.add_argument(
@@ -201,7 +204,8 @@ def _mpi_version() -> str:
     answer = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
-    return " ".join(answer.stdout.partition("\n")[0].partition(",")[0].split())
+    words = answer.stdout.partition("\n")[0].partition(",")[0].split()
+    return " ".join(word for word in words if word != "Version:")
 
 
 @contextmanager

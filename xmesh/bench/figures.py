@@ -120,13 +120,16 @@ def _bandwidths(rows: Sequence[Row], title: str) -> Figure:
         for place, name in enumerate(methods):
             row = own.get(name)
             if row is None:
-                axes.text(0.02, place, "has nothing to do", va="center", fontsize=6, color=_OTHER)
+                axes.text(
+                    0.02, place, "nothing to multicast", va="center", fontsize=6, color=_OTHER
+                )
                 continue
             share = row.bound_s / row.time_s
             axes.barh(place, share, color=_COLOURS.get(name, _OTHER))
-            axes.text(share + 0.02, place, f"{share:.2f}", va="center", fontsize=7)
+            axes.text(1.24, place, f"{share:.2f}", va="center", ha="right", fontsize=7)
             if row.predicted_s:
-                axes.plot(row.bound_s / row.predicted_s, place, "|", color="red", markersize=8)
+                predicted = row.bound_s / row.predicted_s
+                axes.plot(predicted, place, "|", color="red", markersize=9, markeredgewidth=1.5)
         _bound(axes)
     for axes in list(grid.flat)[len(cases) :]:
         axes.set_visible(False)
@@ -156,18 +159,12 @@ def _multicasts(rows: Sequence[Row], title: str) -> Figure:
     axes = figure.subplots()
     width = 0.85 / len(methods)
     for number, name in enumerate(methods):
-        for place, case in enumerate(cases):
-            row = next((r for r in rows if r.case == case and r.method == name), None)
-            if row is None:
+        axes.bar(0, 0, color=_COLOURS[name], label=name)  # for the legend
+        for row in rows:
+            if row.method != name:
                 continue
-            at = place + (number - (len(methods) - 1) / 2) * width
-            axes.bar(
-                at,
-                row.time_s / row.bound_s,
-                width * 0.92,
-                color=_COLOURS[name],
-                label=name if not place else None,
-            )
+            at = cases.index(row.case) + (number - (len(methods) - 1) / 2) * width
+            axes.bar(at, row.time_s / row.bound_s, width * 0.92, color=_COLOURS[name])
             if row.formula_s is not None:
                 formula = row.formula_s / row.bound_s
                 axes.plot([at - width / 2, at + width / 2], [formula] * 2, color="red", lw=1.5)
@@ -219,5 +216,5 @@ def _predictions(n_to_m: Sequence[Row], one_to_m: Sequence[Row], title: str) -> 
     axes.set_xlabel("predicted / measured")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="x", linewidth=0.3)
-    axes.legend(loc="lower left", fontsize=8)
+    axes.legend(loc="upper left", fontsize=8)
     return figure

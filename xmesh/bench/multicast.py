@@ -22,6 +22,7 @@ from xmesh.bench.options import (
 from xmesh.bench.rows import Row
 from xmesh.bench.session import News, Tell, finish, on_new_ranks, on_these_ranks, started_ranks
 from xmesh.errors import XmeshError, explain
+from xmesh.planner import STRATEGIES
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -92,8 +93,11 @@ def formula_s(
 
     Returns:
         A*B*t for send_recv, A*t for local_allgather, 2t for global_allgather (t where the ring
-        stays within one host), t + A*t/K for broadcast; None for what is no strategy.
+        stays within one host), t + A*t/K for broadcast; t where one rank receives, to which
+        every strategy sends plainly. None for what is no strategy.
     """
+    if num_hosts * ranks_per_host == 1 and strategy in STRATEGIES:
+        return alone_s
     if strategy == "send_recv":
         return num_hosts * ranks_per_host * alone_s
     if strategy == "local_allgather":

@@ -27,6 +27,7 @@ class Setting:
         rate_bps: bits per second of each NIC, headers included.
         mpi: name and version of the MPI library.
         date: of the run.
+        load: load average of the machine before it, that is, what others ran on the same cores.
         costs: what was measured of the cluster, by experiment.
         left_out: cases for which the cluster is too small.
     """
@@ -37,6 +38,7 @@ class Setting:
     rate_bps: float
     mpi: str = ""
     date: str = ""
+    load: float = 0.0
     costs: dict[str, CostModel] = field(default_factory=dict)
     left_out: Sequence[str] = ()
 
@@ -100,8 +102,9 @@ def _head(rows: Sequence[Row], setting: Setting) -> str:
         f"# {setting.title}",
         "",
         f"- `{setting.command}`" + (f", {setting.date}" if setting.date else ""),
-        f"- {os.cpu_count()} cores for everything, {platform.machine()}, Python "
-        f"{platform.python_version()}" + (f", {setting.mpi}" if setting.mpi else ""),
+        f"- {os.cpu_count()} cores for everything, load average before {setting.load:.1f}, "
+        f"{platform.machine()}, Python {platform.python_version()}"
+        + (f", {setting.mpi}" if setting.mpi else ""),
         *(f"- measured before {what}: {cost_text(cost)}" for what, cost in setting.costs.items()),
         f"- time: the slowest rank, median of {repeats.get(True, 0)} calls of auto and "
         f"{repeats.get(False, 0)} of the others, after one that is not timed",
