@@ -136,6 +136,9 @@ def test_the_formulas_of_the_paper():
         "mpi_bcast": None,
     }
     assert multicast.formula_s("global_allgather", 1, 4, 10.0, 1) == 10
+    # To one rank every strategy is a plain send.
+    assert {multicast.formula_s(name, 1, 1, 10.0, 1) for name in STRATEGIES} == {10}
+    assert multicast.formula_s("mpi_bcast", 1, 1, 10.0, 1) is None
 
 
 # --- Methods --------------------------------------------------------------------------------------

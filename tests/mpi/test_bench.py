@@ -95,7 +95,7 @@ def overlapping(comm):
 
 @pytest.mark.parametrize("method", BASELINES)
 def test_plain_mpi_moves_what_a_plan_moves(comm, method):
-    cases = overlapping(comm) + (fitting(comm) if comm.size > 1 else [])
+    cases = overlapping(comm) + (fitting(comm)[:4] if comm.size > 1 else [])
     methods = [Method(method, "")]
     rows = paper.run(comm, nbytes=TINY_NBYTES, repeats=2, cases=cases, methods=methods)
     assert all(row.verified for row in rows), rows
