@@ -108,7 +108,7 @@ def test_plain_mpi_moves_what_a_plan_moves(comm, method):
 def test_a_run_of_several_methods_has_a_row_of_each_and_counts_its_steps(comm):
     told: list[News] = []
     methods = [Method(), Method("broadcast", "naive"), Method("mpi_isend", "")]
-    cases = overlapping(comm)[:2]
+    cases = overlapping(comm)[::2]  # the other one takes long to plan on 16 ranks
     rows = paper.run(
         comm,
         nbytes=TINY_NBYTES,
