@@ -206,17 +206,17 @@ class Bcast(Baseline):
         """See Baseline."""
         self._own: list[Box] = []
         self._parts: list[tuple[MPI.Intracomm, bool, MPI.Datatype]] = []
-        turns: dict[tuple[int, ...], int] = {}
+        turn = 0
         for task in Streams(src, dst).unit_tasks():
             if self.rank in task.senders and self.rank in task.receivers:
                 self._own.append(task.box)
             lacking = _lacking(task)
             if not lacking:
                 continue
-            turn = turns[task.senders] = turns.get(task.senders, -1) + 1
             # A host's ranks are neighbours: half the list further is another host, if there is one.
             count = len(task.senders)
             sender = task.senders[(turn * max(1, count // 2) + turn // 2) % count]
+            turn += 1
             if self.rank == sender:
                 self._parts.append(
                     (self.group([sender, *lacking]), True, self.part_of(self.src_box, task.box))
