@@ -16,6 +16,7 @@ from xmesh.bench.baselines import MOVERS, applies, most_receivers
 from xmesh.bench.cases import CASES, RANKS_PER_HOST, Case, scaled_shape
 from xmesh.bench.content import codes, difference, key
 from xmesh.bench.methods import Method
+from xmesh.bench.recording import path_of_case, record
 from xmesh.bench.rows import Row
 from xmesh.bench.waiting import quiet_barrier
 from xmesh.errors import XmeshError, explain
@@ -57,6 +58,7 @@ def run(
     cost: CostModel | None = None,
     cases: Sequence[Case] = CASES,
     tell: Callable[[Step | Row], None] | None = None,
+    trace: str | None = None,
 ) -> list[Row]:
     """Run cases on the ranks of a communicator; all of them call it.
 
@@ -73,6 +75,8 @@ def run(
         cost: latencies and bandwidths to plan for; default ``CostModel()``.
         cases: which.
         tell: called on rank 0 after each repeat with a Step, after each measurement with its Row.
+        trace: file for a Chrome trace of one more call of each case, by the first method that is
+            not plain MPI; it is not timed. See ``record``.
 
     Returns:
         A row for each case and method, by case; the same on every rank.
@@ -99,7 +103,8 @@ def run(
             count = repeats if method.strategy == "auto" else other_repeats
             work.append((case, method, layouts, count))
     total, done = sum(count + 1 for *_, count in work), 0
-    rows = []
+    rows: list[Row] = []
+    traced: list[Case] = []
     for serial, (case, method, (src, dst), count) in enumerate(work):
         # A baseline's row has the bound of a plan; one by naive order is made at once.
         options = (
@@ -122,6 +127,9 @@ def run(
         times_s, problem = _measure(comm, made, mover, serial + 1, count, repeat_done)
         done += count + 1
         rows.append(_row(made, case.number, method, times_s, problem))
+        if trace is not None and not method.is_baseline and case not in traced:
+            record(comm, made, path_of_case(trace, case.number, len(cases)))
+            traced.append(case)
         tell(rows[-1])
     return rows
 
@@ -217,7 +225,7 @@ def _row(made: Plan, number: int | str, method: Method, times_s: list[float], pr
         makespan_s=made.makespan_s if planned else None,
         bound_s=made.lower_bound_s,
         ratio=_ratio(made) if planned else None,
-        predicted_s=simulate(made).makespan_s if planned else None,
+        predicted_s=simulate(made, sharing="fair").makespan_s if planned else None,
         time_s=statistics.median(times_s),
         times_s=tuple(times_s),
         verified=not problem,

@@ -98,6 +98,12 @@ def _parser() -> argparse.ArgumentParser:
         "--scheduler", default="auto", choices=tuple(BY_NAME), help="without --method"
     )
     add_ranks(parser)
+    parser.add_argument(
+        "--trace",
+        metavar="FILE",
+        help="record one more call of each case, measured and simulated, as a Chrome trace; with "
+        "several cases a file for each",
+    )
     return parser
 
 
@@ -125,6 +131,7 @@ def _rows_of_these_ranks(
             cost=cost_of(args, comm, topology, tell),
             cases=cases,
             tell=tell,
+            trace=args.trace,
         )
 
     return on_these_ranks(comm, args.events, experiment)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from xmesh.clocks import wait_quietly
+from xmesh.bench.waiting import quiet_barrier
 from xmesh.planner import Plan
 
 if TYPE_CHECKING:
@@ -36,18 +36,18 @@ def record(comm: MPI.Intracomm, made: Plan, path: str) -> None:
     with Resharder(made, comm, trace=trace) as resharder:
         # The ranks agree, and connections are made, in a call before.
         for _ in range(2):
-            wait_quietly(comm.Ibarrier(), longest_sleep_s=50e-6)  # to begin together
+            quiet_barrier(comm)  # to begin together
             resharder(local, out)
-            wait_quietly(comm.Ibarrier())
+            quiet_barrier(comm, longest_poll_s=5e-3)
     trace.write(path)
 
 
-def path_of_case(path: str, number: int, count: int) -> str:
+def path_of_case(path: str, number: int | str, count: int) -> str:
     """The file of one case: the one asked for, with the case in its name where there are several.
 
     Args:
         path: what was asked for.
-        number: of the case.
+        number: number or name of the case.
         count: cases that there are.
     """
     if count == 1:

@@ -7,19 +7,21 @@ that move bytes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from xmesh.clocks import wait_quietly
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-#: Between two looks, as long as the package's own waits sleep.
+#: Between two looks.
 POLL_S = 50e-6
 
 
 def quiet_barrier(comm: MPI.Intracomm, longest_poll_s: float = POLL_S) -> None:
     """A barrier; looks less and less often, up to every ``longest_poll_s`` seconds."""
-    _poll(comm.Ibarrier().Test, longest_poll_s)
+    wait_quietly(comm.Ibarrier(), longest_sleep_s=longest_poll_s)
 
 
 def quiet_wait(requests: Sequence[MPI.Request]) -> None:
@@ -27,11 +29,5 @@ def quiet_wait(requests: Sequence[MPI.Request]) -> None:
     from mpi4py import MPI
 
     pending = list(requests)
-    _poll(lambda: MPI.Request.Testall(pending), POLL_S)
-
-
-def _poll(done: Callable[[], bool], longest_poll_s: float) -> None:
-    poll_s = POLL_S
-    while not done():
-        time.sleep(poll_s)
-        poll_s = min(2 * poll_s, longest_poll_s)
+    while not MPI.Request.Testall(pending):
+        time.sleep(POLL_S)
