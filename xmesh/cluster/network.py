@@ -16,6 +16,9 @@ from dataclasses import dataclass
 BRIDGE = "br0"
 PREFIX = "10.77"  # not seen outside of the cluster's namespaces
 SWITCH_ADDRESS = f"{PREFIX}.255.254"
+#: Not the machine's own choice, so that all machines measure the same; every kernel has this one.
+CONGESTION = "reno"
+_CONGESTION_FILE = "/proc/sys/net/ipv4/tcp_congestion_control"
 MAX_HOSTS = 250
 MAX_NICS = 8
 _MIN_BURST_BYTES = 128 * 1024
@@ -95,8 +98,9 @@ class Network:
         for host in range(self.num_hosts):
             namespace = self.namespaces[host]
             yield Step("addresses", ("ip", "-n", namespace, "-batch", "-"), self._host(host))
+            shell = ("ip", "netns", "exec", namespace, "sh", "-e")
+            yield Step("TCP settings", shell, f"echo {CONGESTION} >{_CONGESTION_FILE}\n")
             if self.nics_per_host > 1:
-                shell = ("ip", "netns", "exec", namespace, "sh", "-e")
                 yield Step("ARP settings", shell, self._arp())
                 policy = ("ip", "-n", namespace, "-batch", "-")
                 yield Step("policy routing", policy, self._policy(host))
