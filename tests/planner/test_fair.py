@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hand_made import GRIDS, NICS_ONLY, broadcast_plan, listed, span
 from hypothesis import given
@@ -9,12 +11,14 @@ from hypothesis import strategies as st
 from strategies import layout_pairs
 
 from xmesh.bench.cases import CASES
+from xmesh.box import Box
 from xmesh.errors import OptionError
 from xmesh.layout import Layout
 from xmesh.mesh import DeviceMesh
-from xmesh.planner import STRATEGIES, Plan, Transfer, plan
+from xmesh.planner import STRATEGIES, CostModel, Plan, Transfer, plan
 from xmesh.planner.fair import max_min_rates
 from xmesh.planner.messages import Link
+from xmesh.planner.plans import ListedTransfers
 from xmesh.planner.simulate import simulate
 from xmesh.topology import Topology
 
@@ -95,3 +99,23 @@ def test_both_models_move_the_same_and_keep_the_bound(pair, ranks_per_host, stra
 def test_a_model_that_is_none_is_refused():
     with pytest.raises(OptionError, match="sharing must be one of exclusive, fair"):
         simulate(broadcast_plan(1, 1, "send_recv", 8), sharing="unfair")
+
+
+def test_what_the_library_takes_over_does_not_hold_its_sender():
+    """Rank 0 has five messages for one host, then one for another, which need not wait."""
+    src = Layout(DeviceMesh([0]), "R", (48,))
+    boxes = {1: [Box((0,), (40,))], 2: [Box((40,), (48,))]}
+    rows = [
+        *(Transfer((i,), span(8 * i, 8 * i + 8), 0, (1,), "send_recv", 8) for i in range(5)),
+        Transfer((5,), span(40, 48), 0, (2,), "send_recv", 8),
+    ]
+    starts = {}
+    for eager_nbytes in (0.0, 8.0):
+        cost = CostModel(1.0, 0.0, 1e15, 0.0, eager_nbytes)
+        made = plan(src, Layout.from_boxes(boxes, (48,)), "int8", cost=cost)
+        made = dataclasses.replace(made, table=ListedTransfers(tuple(rows)))
+        run = simulate(made, sharing="fair")
+        assert run.makespan_s == 48
+        starts[eager_nbytes] = next(m.start_s for m in run.messages if m.destination == 2)
+    # Four sends are under way at a time, so the sixth waits for two to end.
+    assert starts == {0.0: 16, 8.0: 0}

@@ -252,7 +252,9 @@ def test_a_rank_without_a_host_is_named():
 )
 def test_a_cost_model_that_cannot_be_is_refused(fields):
     text = refusal(CostModel, **fields)
-    assert text.startswith("a cost model needs bandwidths > 0 and latencies >= 0, all finite")
+    assert text.startswith(
+        "a cost model needs bandwidths > 0 and latencies >= 0, sizes too, all finite"
+    )
     assert next(iter(fields)) in text
 
 

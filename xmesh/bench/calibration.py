@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 #: Bytes of a message that shows latency.
 _SMALL_NBYTES = 64
+#: Sizes by which the largest eager message is found, and how long one may take to be taken over.
+_EAGER_NBYTES = tuple(2**power for power in range(10, 25))
+_EAGER_S = 0.05
 #: Messages in flight when bandwidth is measured, as many as the executor keeps.
 _IN_FLIGHT = 4
 
@@ -42,7 +45,8 @@ def calibrate(
     """Measure the links of a cluster; all ranks of the communicator call it.
 
     Between hosts, the first ranks of neighbouring hosts, one pair at a time; inside a host, the
-    first two ranks of each. A figure for which there is no pair keeps its default.
+    first two ranks of each. Which messages are eager is a matter of the library: one pair
+    shows it. A figure for which there is no pair keeps its default.
 
     Args:
         comm: the ranks.
@@ -71,6 +75,7 @@ def calibrate(
         intra_bandwidth_Bps=_median([link.bandwidth_Bps for *_, link in inner])
         or defaults.intra_bandwidth_Bps,
         intra_latency_s=_median([link.latency_s for *_, link in inner]) or defaults.intra_latency_s,
+        eager_nbytes=_eager_nbytes(comm, *between[0]) if between else defaults.eager_nbytes,
     )
     return cost, links
 
@@ -97,6 +102,40 @@ def _measure(comm: MPI.Intracomm, a: int, b: int, nbytes: int, repeats: int) -> 
     quiet_barrier(comm, longest_poll_s=5e-3)
     measured: Link = comm.bcast(link, root=a)
     return measured
+
+
+def _eager_nbytes(comm: MPI.Intracomm, a: int, b: int) -> int:
+    """The largest of some sizes up to which sends end before a receive is posted; 0 for none."""
+    found = 0
+    if comm.rank in (a, b):
+        for nbytes in _EAGER_NBYTES:
+            eager = _is_eager(comm, b if comm.rank == a else a, comm.rank == a, nbytes)
+            if not eager:
+                break
+            found = nbytes
+    quiet_barrier(comm, longest_poll_s=5e-3)
+    measured: int = comm.bcast(found, root=a)
+    return measured
+
+
+def _is_eager(comm: MPI.Intracomm, peer: int, first: bool, nbytes: int) -> bool:
+    from mpi4py import MPI
+
+    message = np.zeros(nbytes, np.uint8)
+    verdict = np.zeros(1, np.uint8)
+    if first:
+        request = comm.Isend([message, MPI.BYTE], peer, 0)
+        end_s = time.perf_counter() + _EAGER_S
+        while not (done := request.Test()) and time.perf_counter() < end_s:
+            pass
+        verdict[0] = done
+        comm.Send([verdict, MPI.BYTE], peer, 1)
+        request.Wait()
+    else:
+        # The message itself is received only after its sender knows.
+        comm.Recv([verdict, MPI.BYTE], peer, 1)
+        comm.Recv([message, MPI.BYTE], peer, 0)
+    return bool(verdict[0])
 
 
 def _round_trip_s(comm: MPI.Intracomm, peer: int, first: bool) -> float:

@@ -24,6 +24,9 @@ class CostModel:
         nic_latency_s: seconds that a message between hosts costs beside its bytes.
         intra_bandwidth_Bps: bytes per second between two ranks of one host.
         intra_latency_s: seconds that a message inside a host costs beside its bytes.
+        eager_nbytes: bytes of the largest message between hosts that the library takes off its
+            sender's hands at once; larger ones occupy the sender until they have left. Matters
+            where simulated messages share NICs, and there alone.
 
     Raises:
         PlanError: a bandwidth that is not positive and finite, or a latency that is negative.
@@ -33,6 +36,7 @@ class CostModel:
     nic_latency_s: float = 20e-6
     intra_bandwidth_Bps: float = 5e9
     intra_latency_s: float = 5e-6
+    eager_nbytes: float = 65536.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -42,9 +46,9 @@ class CostModel:
             if not (least_ok and math.isfinite(value)):
                 raise PlanError(
                     explain(
-                        "a cost model needs bandwidths > 0 and latencies >= 0, all finite",
+                        "a cost model needs bandwidths > 0 and latencies >= 0, sizes too, all finite",
                         values=f"{field.name}={value!r}",
-                        remedy="give bandwidths in bytes per second and latencies in seconds",
+                        remedy="give bytes per second, seconds, and bytes",
                     )
                 )
             # One value, one text: plans are compared by their JSON.

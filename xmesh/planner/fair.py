@@ -3,13 +3,14 @@
 Between two ranks there is one flow at a time, as over one connection: their messages go one after
 the other. Flows that meet in a port share it by max-min fairness: none can be faster without one
 that is no faster becoming slower. A rank has a few sends under way at a time, in the order of the
-plan among those whose chunk is there, as the executor has.
+plan among those whose chunk is there, as the executor has; a message that the library takes off its
+hands is none of these.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from heapq import heappop, heappush
 
@@ -38,7 +39,7 @@ class _FairRun:
         self._now_s = 0.0
         #: By sending rank: messages whose chunk is there, and how many are under way.
         self._ready: dict[int, list[int]] = {}
-        self._under_way: dict[int, int] = {}
+        self._under_way: Counter[int] = Counter()
         #: Messages under way by pair; the first of them moves.
         self._posted: dict[Pair, deque[int]] = {}
         self._left_nbytes: dict[Pair, float] = {}
@@ -82,7 +83,8 @@ class _FairRun:
     def _leave(self, pair: Pair) -> None:
         posted = self._posted[pair]
         message = posted.popleft()
-        self._under_way[pair[0]] -= 1
+        if not self._eager(message):
+            self._under_way[pair[0]] -= 1
         self.end_s[message] = self._now_s + self.traffic.link[pair].latency_s
         heappush(self._arriving, (self.end_s[message], message))
         if posted:
@@ -96,13 +98,18 @@ class _FairRun:
     def _post(self, ranks: Mapping[int, object]) -> None:
         for rank in ranks:
             ready = self._ready.get(rank, [])
-            while ready and self._under_way.get(rank, 0) < SENDS_IN_FLIGHT:
+            while ready and self._under_way[rank] < SENDS_IN_FLIGHT:
                 message = heappop(ready)
-                self._under_way[rank] = self._under_way.get(rank, 0) + 1
+                if not self._eager(message):
+                    self._under_way[rank] += 1
                 pair = self.traffic.pair[message]
                 self._posted.setdefault(pair, deque()).append(message)
                 if len(self._posted[pair]) == 1:
                     self._move(pair)
+
+    def _eager(self, message: int) -> bool:
+        crosses = self.traffic.link[self.traffic.pair[message]].crosses
+        return crosses and self.traffic.nbytes[message] <= self.traffic.eager_nbytes
 
     def _move(self, pair: Pair) -> None:
         message = self._posted[pair][0]

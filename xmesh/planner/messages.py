@@ -101,11 +101,13 @@ class Traffic:
         link: for each pair of ranks, ports and figures.
         port_Bps: for each port, the bytes per second of all that pass it.
         queue: for each pair of ranks, its messages in posting order.
+        eager_nbytes: see CostModel.
         at_sender: of each message, whether its chunk is at its source from the start.
     """
 
     def __init__(self, plan: Plan, cost: CostModel) -> None:
         self._topology = plan.topology
+        self.eager_nbytes = cost.eager_nbytes
         self.pair: list[tuple[int, int]] = []
         self.nbytes: list[int] = []
         self.queue: dict[tuple[int, int], list[int]] = {}
