@@ -56,6 +56,10 @@ class PlanError(XmeshError, ValueError):
     """Two layouts, or options, for which there is no plan, or a plan that is not sound."""
 
 
+class ScheduleError(XmeshError, ValueError):
+    """A pipeline schedule, or its edges, that cannot be read or could not run."""
+
+
 class ArrayError(XmeshError, ValueError):
     """An array handed in that disagrees with the layout, the dtype or the plan."""
 
