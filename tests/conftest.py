@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,3 +67,20 @@ def comm() -> Iterator[MPI.Intracomm]:
     duplicate = MPI.COMM_WORLD.Dup()
     yield duplicate
     duplicate.Free()
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compare a text with a file of ``golden/`` beside the test.
+
+    XMESH_WRITE_GOLDEN=1 writes it instead.
+    """
+
+    def compare(name: str, text: str) -> None:
+        path = request.path.parent / "golden" / name
+        if os.environ.get("XMESH_WRITE_GOLDEN") == "1":
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+        assert text == path.read_text(), f"differs from {path.name}; is the change meant?"
+
+    return compare

@@ -17,111 +17,32 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from xmesh.errors import OptionError, explain
 from xmesh.pipeline.action import Action
-from xmesh.pipeline.edges import Edge, chain, check_edges
+from xmesh.pipeline.edges import Edge
+from xmesh.pipeline.rendezvous import stuck_at
 from xmesh.pipeline.schedule import PipelineSchedule
+from xmesh.pipeline.wiring import Message, Program, Wiring
 
-#: Receives that a group keeps posted for each link. Eager 1F1B sends two micro-batches ahead.
-WINDOW = 3
-
-Program = tuple[tuple[Action, ...], ...]
-
-
-class Message(NamedTuple):
-    """What one SEND, its RECV and its WAIT are about."""
-
-    edge: str
-    microbatch: int
-    sender: int
-    receiver: int
-
-    def action(self, op: str) -> Action:
-        """The SEND, RECV or WAIT of it."""
-        stage = self.sender if op == "SEND" else self.receiver
-        return Action(op, stage, self.microbatch, self.edge)
-
-
-class Wiring:
-    """What each computation receives and sends, for the edges of a pipeline.
-
-    Args:
-        schedule: which computations there are.
-        edges: None for a chain of the stages.
-
-    Raises:
-        ScheduleError: edges that make no pipeline of these stages.
-    """
-
-    def __init__(self, schedule: PipelineSchedule, edges: Sequence[Edge] | None = None) -> None:
-        self.schedule = schedule
-        self.edges = tuple(chain(schedule.num_stages) if edges is None else edges)
-        check_edges(self.edges, schedule.num_stages)
-        self._by_name = {edge.name: edge for edge in self.edges}
-        self._into: dict[int, list[Edge]] = {}
-        self._out_of: dict[int, list[Edge]] = {}
-        for edge in self.edges:
-            self._into.setdefault(edge.dst_stage, []).append(edge)
-            self._out_of.setdefault(edge.src_stage, []).append(edge)
-
-    def needs(self, action: Action) -> list[Message]:
-        """Messages that must have come in before a computation."""
-        if action.op == "F":
-            return [_activation(edge, action) for edge in self._into.get(action.stage, ())]
-        if action.op in "BI":
-            edges = self._out_of.get(action.stage, ())
-            return [_gradient(edge, action) for edge in edges if edge.differentiable]
-        return []
-
-    def makes(self, action: Action) -> list[Message]:
-        """Messages that a computation gives."""
-        if action.op == "F":
-            return [_activation(edge, action) for edge in self._out_of.get(action.stage, ())]
-        if action.op in "BI":
-            edges = self._into.get(action.stage, ())
-            return [_gradient(edge, action) for edge in edges if edge.differentiable]
-        return []
-
-    def message(self, action: Action) -> Message | None:
-        """What a SEND, RECV or WAIT is about; None when its edge is not one of its stage's."""
-        edge = self._by_name.get(action.edge)
-        if edge is None or action.stage not in (edge.src_stage, edge.dst_stage):
-            return None
-        forward = (action.op == "SEND") == (action.stage == edge.src_stage)
-        return (_activation if forward else _gradient)(edge, action)
-
-    def edge(self, message: Message) -> Edge:
-        """The edge of a message."""
-        return self._by_name[message.edge]
-
-    def link(self, message: Message) -> tuple[int, int]:
-        """Groups that a message leaves and enters."""
-        home = self.schedule.group_of_stage
-        return home(message.sender), home(message.receiver)
-
-
-def _activation(edge: Edge, action: Action) -> Message:
-    return Message(edge.name, action.microbatch, edge.src_stage, edge.dst_stage)
-
-
-def _gradient(edge: Edge, action: Action) -> Message:
-    return Message(edge.name, action.microbatch, edge.dst_stage, edge.src_stage)
+#: Receives that a group keeps posted for each edge, at the least: one comes in, one is next.
+WINDOW = 2
 
 
 def lower(
-    schedule: PipelineSchedule, edges: Sequence[Edge] | None = None, *, window: int = WINDOW
+    schedule: PipelineSchedule, edges: Sequence[Edge] | None = None, *, window: int | None = None
 ) -> Program:
     """All actions of each stage group.
 
     Args:
         schedule: what they compute.
         edges: what goes between stages; None for a chain of the stages.
-        window: receives that a group keeps posted for each link. With 0 a receive is posted when
-            it is waited for, which is slow, and with zero buffering often never ends. Between two
-            stages of one group, RECV stands right before SEND: a resharding within one mesh starts
-            as a whole.
+        window: receives that a group keeps posted for each edge, which bounds its buffers. None
+            takes ``WINDOW``, or as many as the schedule needs to run with zero buffering. With 0 a
+            receive is posted when it is waited for, which is slow, and often ends in a deadlock.
+
+    Between two stages of one group, RECV stands right before SEND: a resharding within one mesh
+    starts as a whole.
 
     Returns:
         One tuple for each group. Nothing is checked here but the edges: ``check`` does the rest.
@@ -130,38 +51,51 @@ def lower(
         ScheduleError: edges that make no pipeline of these stages.
         OptionError: a negative window.
     """
-    if window < 0:
+    if window is not None and window < 0:
         raise OptionError(
-            explain("window is an int >= 0", values=f"{window}", remedy=f"leave it at {WINDOW}")
+            explain("window is an int >= 0", values=f"{window}", remedy="leave it out")
         )
     wiring = Wiring(schedule, edges)
-    return tuple(tuple(_lower_group(wiring, group, window)) for group in range(schedule.num_groups))
+    incoming = _incoming(wiring)
+    longest = max((len(queue) for queues in incoming for queue in queues.values()), default=0)
+    width = WINDOW if window is None else window
+    while True:
+        program = tuple(
+            tuple(_lower_group(wiring, group, incoming[group], width))
+            for group in range(schedule.num_groups)
+        )
+        # Where posting everything would not help, the schedule itself is at fault.
+        if window is not None or width >= longest or not stuck_at(program, wiring):
+            return program
+        width *= 2
 
 
-def _incoming(wiring: Wiring, group: int) -> dict[int, deque[Message]]:
-    """Messages from each other group, in the order in which it sends them."""
-    queues: dict[int, deque[Message]] = {}
-    for other, actions in enumerate(wiring.schedule.groups):
-        if other == group:
-            continue
+def _incoming(wiring: Wiring) -> list[dict[int, list[Message]]]:
+    """For each group the messages from each other group, in the order in which it sends them."""
+    queues: list[dict[int, list[Message]]] = [{} for _ in wiring.schedule.groups]
+    for actions in wiring.schedule.groups:
         for action in actions:
             for message in wiring.makes(action):
-                if wiring.link(message)[1] == group:
-                    queues.setdefault(other, deque()).append(message)
+                sender, receiver = wiring.link(message)
+                if sender != receiver:
+                    queues[receiver].setdefault(sender, []).append(message)
     return queues
 
 
-def _lower_group(wiring: Wiring, group: int, window: int) -> Iterator[Action]:
-    queues = _incoming(wiring, group)
+def _lower_group(
+    wiring: Wiring, group: int, incoming: dict[int, list[Message]], window: int
+) -> Iterator[Action]:
+    queues = {source: deque(messages) for source, messages in incoming.items()}
     posted: set[Message] = set()  # and not yet waited for
+    within: set[Message] = set()  # posted, between stages of this group
 
     def post(source: int, wanted: Message | None = None) -> Iterator[Action]:
-        """Post the receives of a link until ``wanted`` is among them, or the window is full."""
+        """Post receives of a link until ``wanted`` is among them, or the next edge has enough."""
         queue = queues.get(source)
         while queue and (
             wanted not in posted
             if wanted is not None
-            else sum(wiring.link(message)[0] == source for message in posted) < window
+            else sum(message.edge == queue[0].edge for message in posted) < window
         ):
             message = queue.popleft()
             posted.add(message)
@@ -177,6 +111,9 @@ def _lower_group(wiring: Wiring, group: int, window: int) -> Iterator[Action]:
         for source, message in zip(sources, needs, strict=True):
             if source != group:
                 yield from post(source, message)
+            elif message not in within:  # made later, or never: `check` says who waits for whom
+                within.add(message)
+                yield message.action("RECV")
         for message in needs:
             posted.discard(message)
             yield message.action("WAIT")
@@ -184,7 +121,8 @@ def _lower_group(wiring: Wiring, group: int, window: int) -> Iterator[Action]:
             yield from post(source)
         yield action
         for message in wiring.makes(action):
-            if wiring.link(message) == (group, group):
+            if wiring.link(message) == (group, group) and message not in within:
+                within.add(message)
                 yield message.action("RECV")
             yield message.action("SEND")
         if last[action.stage, action.microbatch] == place:

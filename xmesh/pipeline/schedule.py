@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from xmesh.errors import ScheduleError, explain
 from xmesh.notation import caret
 from xmesh.pipeline.action import Action, parse_program, program_lines
+
+if TYPE_CHECKING:
+    from xmesh.pipeline.edges import Edge
+    from xmesh.pipeline.simulate import PipelineSimulation
 
 _HEADER = re.compile(r"\s*schedule\s+(\S+)(?:\s+stages=([0-9]+))?(?:\s+microbatches=([0-9]+))?\s*")
 
@@ -126,6 +131,17 @@ class PipelineSchedule:
                 )
             name, stages, microbatches = found[1], int(found[2] or 0), int(found[3] or 0)
         return cls(parse_program(lines), stages, microbatches, name)
+
+    def simulate(self, edges: Sequence[Edge] | None = None, **options: Any) -> PipelineSimulation:
+        """Run it on an ideal machine: ``xmesh.pipeline.simulate.simulate``, and its options.
+
+        Raises:
+            ScheduleError: it cannot run.
+            OptionError: times of no meaning.
+        """
+        from xmesh.pipeline.simulate import simulate
+
+        return simulate(self, edges, **options)
 
     @cached_property
     def digest(self) -> bytes:

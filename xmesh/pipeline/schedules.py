@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 
 from xmesh.errors import OptionError, explain
 from xmesh.pipeline.action import Action
@@ -31,7 +32,7 @@ def schedule(
     - ``eager-1f1b``: the same with min(m, 2(n - i) - 1), so that transfers have a whole forward
       and backward of time (Zhuang et al., MLSys 2023, arXiv 2211.05322).
     - ``interleaved-1f1b``: group i has the stages i, i + n, i + 2n, ... (Narayanan et al., SC 2021,
-      arXiv 2104.04473, section 2.2). Any m will do; the last round may be short.
+      arXiv 2104.04473, section 2.2), for any m.
     - ``zb-h1``: 1F1B whose weight gradients fill the bubbles, without more memory (Qi et al.,
       arXiv 2401.10241, section 2.1).
     - ``inference``: forwards alone.
@@ -115,16 +116,20 @@ def _eager(stage: int, stages: int, microbatches: int, chunks: int) -> Iterator[
 
 
 def _interleaved(group: int, groups: int, microbatches: int, chunks: int) -> Iterator[Action]:
-    # Rounds of as many micro-batches as there are groups; in a round, chunk after chunk.
+    # In a round of micro-batches, chunk after chunk. Rounds are as long as there are groups, or
+    # longer where m does not divide: a shorter one would starve the groups that wait for it.
+    rounds = max(1, microbatches // groups)
+    firsts = [microbatches * i // rounds for i in range(rounds + 1)]
     order = [
         (chunk, k)
-        for first in range(0, microbatches, groups)
+        for first, stop in pairwise(firsts)
         for chunk in range(chunks)
-        for k in range(first, min(first + groups, microbatches))
+        for k in range(first, stop)
     ]
     forwards = [Action("F", group + chunk * groups, k) for chunk, k in order]
     backwards = [Action("B", group + (chunks - 1 - chunk) * groups, k) for chunk, k in order]
-    warm_up = 2 * (groups - group) - 1 + (chunks - 1) * groups
+    longest = -(-microbatches // rounds)
+    warm_up = 2 * (groups - group) - 1 + (chunks - 1) * longest
     return _in_turn(forwards, backwards, min(warm_up, len(order)))
 
 
