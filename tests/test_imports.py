@@ -59,8 +59,13 @@ def test_import_is_light():
     assert heavy_imports("import xmesh") == []
 
 
+def test_pipelines_are_planned_without_mpi():
+    code = "from xmesh.pipeline import schedule; schedule('zb-h1', 2, 4).simulate()"
+    assert heavy_imports(code) == []
+
+
 @pytest.mark.skipif(importlib.util.find_spec("xmesh.cli") is None, reason="no command line yet")
-@pytest.mark.parametrize("command", ["layout", "plan", "simulate"])
+@pytest.mark.parametrize("command", ["layout", "plan", "simulate", "pipeline"])
 def test_planning_commands_are_light(command):
     assert heavy_imports(COMMAND.format(argv=[command, "--help"])) == []
 

@@ -16,6 +16,7 @@ COMMANDS = {
     "plan": "plan a resharding and show it",
     "calibrate": "measure latency and bandwidth of this cluster (under mpiexec)",
     "simulate": "let a plan run on a simulated cluster",
+    "pipeline": "show a pipeline schedule, and what it takes",
     "doctor": "say what this Python, its MPI and its GPUs offer to xmesh",
     "bench": "run an experiment",
 }

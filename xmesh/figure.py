@@ -43,7 +43,7 @@ def draw(plan: Plan, simulation: Simulation, path: str, most: int = 16) -> str:
     bars, load = figure.subplots(2, 1, sharex=True, height_ratios=[height - 2.6, 1.4])
     orders = sorted({message.order for message in simulation.messages})
     colour = {order: f"C{i % 10}" for i, order in enumerate(orders)}
-    unit, factor = _unit(end_s)
+    unit, factor = time_unit(end_s)
     left = MAX_BARS
     for place, found in enumerate(rows.values()):
         shown = found[: max(left, 0)]
@@ -72,7 +72,7 @@ def draw(plan: Plan, simulation: Simulation, path: str, most: int = 16) -> str:
     load.set_ylabel("bytes per second,\nof the possible", fontsize=8)
     load.set_xlabel(f"time [{unit}]")
     load.legend(fontsize=7, loc="lower left", ncols=4)
-    _save(figure, path)
+    save_figure(figure, path)
     total = sum(s > 0 for s in map(max, simulation.nic_out_busy_s, simulation.nic_in_busy_s))
     texts = []
     if total > len(nics):
@@ -102,7 +102,12 @@ def figure_class() -> Any:
     return Figure
 
 
-def _save(figure: Any, path: str) -> None:
+def save_figure(figure: Any, path: str) -> None:
+    """Write a figure in the format that the name of the file ends in.
+
+    Raises:
+        OptionError: it cannot be written.
+    """
     try:
         figure.savefig(Path(path), dpi=150)
     except (OSError, ValueError) as error:
@@ -115,5 +120,6 @@ def _save(figure: Any, path: str) -> None:
         ) from error
 
 
-def _unit(span_s: float) -> tuple[str, float]:
+def time_unit(span_s: float) -> tuple[str, float]:
+    """A unit in which a span of seconds reads well, and how many of it make a second."""
     return ("s", 1.0) if span_s >= 1 else ("ms", 1e3) if span_s >= 1e-3 else ("us", 1e6)

@@ -97,8 +97,10 @@ def chrome_trace(
         process = {host: 1 + number * topology.num_hosts + host for host in hosts}
         for host in hosts:
             name = f"{run} {topology.host_names[host]}"
-            events.append(_about("process_name", process[host], 0, name=name))
-            events.append(_about("process_sort_index", process[host], 0, sort_index=process[host]))
+            events.append(metadata_event("process_name", process[host], 0, name=name))
+            events.append(
+                metadata_event("process_sort_index", process[host], 0, sort_index=process[host])
+            )
         thread = 0
         for (rank, kind), spans in sorted(lanes.items()):
             for place, row in enumerate(apart(spans)):
@@ -106,8 +108,8 @@ def chrome_trace(
                 pid = process[topology.host(rank)]
                 name = f"rank {rank} {('call', 'out', 'in')[kind]}"
                 name += f" ({place + 1})" if place else ""
-                events.append(_about("thread_name", pid, thread, name=name))
-                events.append(_about("thread_sort_index", pid, thread, sort_index=thread))
+                events.append(metadata_event("thread_name", pid, thread, name=name))
+                events.append(metadata_event("thread_sort_index", pid, thread, sort_index=thread))
                 events += [_event(span, pid, thread) for span in row]
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": dict(about or {})}
 
@@ -145,5 +147,6 @@ def _event(span: Span | Call, process: int, thread: int) -> dict[str, Any]:
     }
 
 
-def _about(kind: str, process: int, thread: int, **about: Any) -> dict[str, Any]:
+def metadata_event(kind: str, process: int, thread: int, **about: Any) -> dict[str, Any]:
+    """An event that names or orders a process or a thread of a Chrome trace."""
     return {"name": kind, "ph": "M", "pid": process, "tid": thread, "args": about}
