@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xmesh.errors import OptionError
+from xmesh.errors import OptionError, ScheduleError
 from xmesh.pipeline import SCHEDULES, Action, Edge, PipelineSchedule, chain, schedule
-from xmesh.pipeline.lower import lower
+from xmesh.pipeline.lower import lower, program_digest
 from xmesh.pipeline.wiring import Wiring
 
 TIMES = st.integers(1, 12).map(lambda n: Fraction(n, 4))
@@ -79,7 +79,7 @@ def test_inference(p, m, forward, transfer):
 
 @given(st.integers(2, 6), st.integers(1, 4), TIMES, TIMES, st.integers(0, 8))
 def test_1f1b_with_asynchronous_transfers(p, rounds, forward, backward, eighths):
-    transfer = (forward + backward) * Fraction(eighths, 16)  # 2c <= F + B
+    transfer = (forward + backward) * Fraction(eighths, 8)  # c <= F + B: links keep up
     m = rounds * p
     found = schedule("1f1b", p, m).simulate(
         forward_s=forward, backward_s=backward, transfer_s=transfer
@@ -88,10 +88,9 @@ def test_1f1b_with_asynchronous_transfers(p, rounds, forward, backward, eighths)
     assert found.makespan_s == expected + 2 * transfer * ((p - 1) * Fraction(m, p) + p - 2)
 
 
-@given(STAGES, st.integers(0, 12), TIMES, TIMES, st.integers(0, 8))
-def test_eager_hides_transfers(p, more, forward, backward, sixteenths):
+@given(STAGES, MICROBATCHES, TIMES, TIMES, st.integers(0, 8))
+def test_eager_hides_transfers(p, m, forward, backward, sixteenths):
     transfer = (forward + backward) * Fraction(sixteenths, 16)  # 2c <= F + B
-    m = 2 * p - 1 + more
     found = schedule("eager-1f1b", p, m).simulate(
         forward_s=forward, backward_s=backward, transfer_s=transfer
     )
@@ -276,6 +275,22 @@ def test_two_stages_do_not_take_their_next_for_their_previous():
     came = [wiring.message(a) for a in lower(made, edges)[0] if a.op == "WAIT"]
     assert [wiring.edge(m).shape for m in came if m] == [(3,), (2,)]
     assert [(m.sender, m.receiver) for m in came if m] == [(1, 2), (1, 0)]
+
+
+def test_a_stage_that_nobody_computes():
+    with pytest.raises(ScheduleError, match="stage 2 does nothing"):
+        PipelineSchedule.parse("schedule x stages=3\n0F0 0B0\n1F0 1B0").simulate()
+
+
+def test_programs_have_digests():
+    """What ranks compare before they run: the program, and the edges that it is about."""
+    made, edges = schedule("1f1b", 2, 2), [Edge("x", 0, 1, "S0", "S0", (4,))]
+    program = lower(made, edges)
+    digest = program_digest(program, edges)
+    assert digest == program_digest(lower(made, edges), list(edges))
+    assert digest != program_digest(lower(made, edges, window=1), edges)
+    for other in (("S0", "R", (4,)), ("S0", "S0", (5,)), ("S0", "S0", (4,), "int32")):
+        assert digest != program_digest(program, [Edge("x", 0, 1, *other)])
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,12 @@ Receives are posted link by link in the order in which the other side sends, so 
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 
 from xmesh.errors import OptionError, explain
-from xmesh.pipeline.action import Action
+from xmesh.pipeline.action import Action, program_lines
 from xmesh.pipeline.edges import Edge
 from xmesh.pipeline.rendezvous import stuck_at
 from xmesh.pipeline.schedule import PipelineSchedule
@@ -68,6 +69,12 @@ def lower(
         if window is not None or width >= longest or not stuck_at(program, wiring):
             return program
         width *= 2
+
+
+def program_digest(program: Program, edges: Sequence[Edge]) -> bytes:
+    """SHA-256 of a program and its edges: ranks that would run another one have another."""
+    lines = [*map(repr, edges), *program_lines(program)]
+    return hashlib.sha256("\n".join(lines).encode()).digest()
 
 
 def _incoming(wiring: Wiring) -> list[dict[int, list[Message]]]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from xmesh.errors import OptionError, explain
 from xmesh.pipeline.action import Action
-from xmesh.pipeline.check import check_program
+from xmesh.pipeline.check import check_order, check_program
 from xmesh.pipeline.edges import Edge
 from xmesh.pipeline.lower import lower
 from xmesh.pipeline.memory import peak_activations, peak_nbytes
@@ -117,6 +117,7 @@ def simulate(
         ScheduleError: the schedule cannot run.
         OptionError: times of no meaning.
     """
+    check_order(schedule)
     wiring = Wiring(schedule, edges)
     program = lower(schedule, wiring.edges, window=window)
     check_program(schedule, program, wiring)
