@@ -27,6 +27,18 @@ def test_interleaved_takes_any_number_of_micro_batches(p, m, v):
     check(schedule("interleaved-1f1b", p, m, chunks=v))
 
 
+@given(st.sampled_from(SCHEDULES), st.integers(2, 6), st.integers(1, 12), st.booleans(), st.data())
+def test_no_schedule_needs_buffering_with_skip_connections(name, p, m, weight_delay, data):
+    made = schedule(name, p, m, weight_delay=weight_delay)
+    pairs = [(i, j) for i in range(made.num_stages) for j in range(i + 1, made.num_stages)]
+    skips = data.draw(st.lists(st.tuples(st.sampled_from(pairs), st.booleans()), max_size=6))
+    edges = [
+        Edge(f"skip{n}", pair[0], pair[1], differentiable=differentiable)
+        for n, (pair, differentiable) in enumerate(skips)
+    ]
+    check(made, [*chain(made.num_stages), *edges])
+
+
 def refused(text: str, **options: object) -> str:
     with pytest.raises(ScheduleError) as caught:
         check(PipelineSchedule.parse(text), **options)  # type: ignore[arg-type]
