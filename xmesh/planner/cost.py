@@ -46,7 +46,8 @@ class CostModel:
             if not (least_ok and math.isfinite(value)):
                 raise PlanError(
                     explain(
-                        "a cost model needs bandwidths > 0 and latencies >= 0, sizes too, all finite",
+                        "a cost model needs bandwidths > 0 and latencies >= 0, sizes too, all "
+                        "finite",
                         values=f"{field.name}={value!r}",
                         remedy="give bytes per second, seconds, and bytes",
                     )
