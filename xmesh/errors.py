@@ -80,5 +80,9 @@ class TransportError(XmeshError):
     """A transport that is not there, or that failed."""
 
 
+class CallbackError(XmeshError):
+    """A user's callback raised, or returned something wrong; the text names the action."""
+
+
 class ClosedError(XmeshError):
     """Use of something after its ``close()``, or after a failure that closed it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -229,6 +229,14 @@ class Request:
         #: Done, or failed.
         self.over = False
         self._error: XmeshError | None = None
+        self._when_over: Callable[[], object] | None = None
+
+    def when_over(self, call: Callable[[], object]) -> None:
+        """Have something called once, as soon as this call is seen to be done or to have failed."""
+        if self.over:
+            call()
+        else:
+            self._when_over = call
 
     def test(self) -> bool:
         """Move everything on this communicator on once; True when this call is over.
@@ -314,6 +322,8 @@ class Request:
         self.over = True
         self._error = error
         self._resharder._finished(self)
+        if self._when_over is not None:
+            self._when_over()
 
     def _give_up(self, error: XmeshError) -> None:
         for part in self.parts:

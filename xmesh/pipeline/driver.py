@@ -1,0 +1,306 @@
+"""Driver: runs a pipeline on real ranks, with reshardings underneath the user's callbacks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from xmesh.agreement import Agreement, Record
+from xmesh.binding import TIMEOUT_S, connect, context_of, require_ranks
+from xmesh.errors import (
+    ClosedError,
+    OptionError,
+    ScheduleError,
+    TransferTimeout,
+    XmeshError,
+    explain,
+)
+from xmesh.pipeline.background import Background, wants_thread
+from xmesh.pipeline.callbacks import Callbacks
+from xmesh.pipeline.gradients import Gradients, TiedSum
+from xmesh.pipeline.lower import program_digest
+from xmesh.pipeline.measured import Recorder
+from xmesh.pipeline.pipe import Pipeline
+from xmesh.pipeline.simulate import PipelineSimulation
+from xmesh.pipeline.step import Step
+from xmesh.progress import seconds
+from xmesh.resharder import Resharder
+from xmesh.transport.base import Endpoint
+from xmesh.wait_policy import choose_pause, wanted_policy
+
+if TYPE_CHECKING:
+    from xmesh.planner import CostModel
+    from xmesh.world import World
+
+_CALLED_BY = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
+
+
+class Driver:
+    """Runs steps of a pipeline; all ranks of the World make it, and call ``step`` together.
+
+    Use it as a context manager, or call ``close``.
+
+    Args:
+        pipe: what to run; the same on every rank.
+        world: ranks and where they are.
+        callbacks: what the stages of this rank compute, see ``xmesh.pipeline.Callbacks``.
+        gradient_scale: the sums of weight gradients over micro-batches are multiplied by it, once:
+            1 / num_microbatches for a loss that is a mean.
+        transport: see Resharder.
+        timeout_s: seconds after which a wait gives up.
+        progress: who moves transfers on while callbacks compute: "thread", "poll" (nobody, unless
+            callbacks call ``poll``), "auto" for a thread where MPI allows it.
+        cost: latencies and bandwidths to plan for.
+        record: keep times of the last step, for ``measured``.
+
+    Raises:
+        AgreementError: ranks have different pipelines or options; on all of them.
+        OptionError, PlanError, ScheduleError: what any rank's arguments are wrong in; on all.
+        TransferTimeout: a rank did not make its driver in time.
+    """
+
+    def __init__(
+        self,
+        pipe: Pipeline,
+        world: World,
+        callbacks: Callbacks,
+        *,
+        gradient_scale: float = 1.0,
+        transport: str = "auto",
+        timeout_s: float = TIMEOUT_S,
+        progress: str = "auto",
+        cost: CostModel | None = None,
+        record: bool = False,
+    ) -> None:
+        from mpi4py import MPI
+
+        self.pipe, self.world, self.callbacks = pipe, world, callbacks
+        self.gradient_scale = gradient_scale
+        world.require_open("a pipeline")
+        self._context = context_of(world)
+        self.rank = self._context.comm.rank
+        self.group = pipe.group_of_rank(self.rank)
+        self._closed = ""
+        self._agreement_endpoint: Endpoint | None = None
+        self._tied: list[TiedSum] = []
+        self.resharders: dict[tuple[str, bool], Resharder] = {}
+        stages = () if self.group is None else pipe.schedule.stages_of_group(self.group)
+        self._gradients = Gradients(stages)
+        self.timeout_s = TIMEOUT_S
+        problem: XmeshError | None = None
+        thread, wait = False, "auto"
+        plans = {}
+        try:
+            self.timeout_s = seconds(timeout_s)
+            thread = wants_thread(progress, MPI.Query_thread() == MPI.THREAD_MULTIPLE)
+            wait = wanted_policy("auto", os.environ)
+            require_ranks(self._context, pipe.ranks)
+            _require_callbacks(callbacks, pipe, self.group)
+            _require_number("gradient_scale", gradient_scale)
+            plans = pipe.plans(world.topology, cost)
+        except XmeshError as error:
+            problem = error  # told to all ranks, which would otherwise wait for this one
+        self.recorder = Recorder() if record and self.group is not None else None
+        self._background = Background(self._context.progress, thread=False)
+        if self.group is None:
+            if problem is not None:
+                raise problem
+            return
+        endpoint = self._connect(problem)
+        self.pause = choose_pause(wait, endpoint.own_cores)
+        for key, made in plans.items():
+            if self.rank in made.ranks:
+                self.resharders[key] = Resharder(
+                    made, world, transport=transport, timeout_s=self.timeout_s
+                )
+        self._tied = [TiedSum(pipe, tied, world) for tied in pipe.tied]
+        self._background = Background(self._context.progress, thread)
+
+    @property
+    def gradients(self) -> dict[int, dict[str, Any]]:
+        """Stage of this rank -> name of the weight -> its gradient in the last step.
+
+        The arrays are the same in all steps, and the next step writes to them.
+        """
+        return self._gradients.of_stage
+
+    def step(self, microbatches: Sequence[Any] | None = None) -> list[Any]:
+        """Run all micro-batches once through all stages, forward and (in training) back.
+
+        Args:
+            microbatches: for each micro-batch what callbacks get as ``data``; None for nothing.
+
+        Returns:
+            The loss of each micro-batch on ranks whose stage has one; [] on the others.
+
+        Raises:
+            CallbackError: a callback raised, or returned something wrong; on all ranks, with stage,
+                micro-batch and action. The next step may work.
+            TransferTimeout: a rank is gone, or late; the driver is closed then.
+            ClosedError: the driver was closed, or gave up before.
+        """
+        if self._closed:
+            raise ClosedError(
+                explain(
+                    "a driver that was closed, or that gave up, cannot be used again",
+                    values=self._closed,
+                    remedy="make a new Driver on all ranks",
+                )
+            )
+        if self.group is None:
+            return []
+        run = Step(self, self._gradients, self._background, microbatches)
+        try:
+            run.compute()
+            self._agree(run.error)
+            if run.lost is not None:
+                raise run.lost
+            if not self.pipe.schedule.forward_only:
+                run.reduce(self._tied)
+                if self._tied or hasattr(self.callbacks, "reduce"):
+                    self._agree(run.error)
+        except TransferTimeout as error:
+            self._give_up(run, f"it gave up: {str(error).splitlines()[0]}")
+            raise
+        except XmeshError:
+            raise  # on all ranks, after all transfers
+        except BaseException as error:
+            self._give_up(run, f"it was interrupted by {type(error).__name__}")
+            raise
+        return run.losses
+
+    def poll(self) -> None:
+        """Move transfers on; for long callbacks where there is no progress thread."""
+        with self._background.lock:
+            self._context.progress.step()
+
+    def measured(self) -> PipelineSimulation | None:
+        """The last step as it really was, by the first rank of each group; all ranks call it.
+
+        Returns:
+            On rank 0 of the World a timeline in the form of a simulated one, on the clock of rank
+            0, which is up to half a round trip off; None on the other ranks.
+
+        Raises:
+            OptionError: on all ranks: the driver was made without ``record``.
+        """
+        from xmesh.pipeline.measured import gather
+
+        return gather(self.pipe, self.world.comm, self.recorder)
+
+    def close(self) -> None:
+        """Free communicators and buffers, end the thread. Idempotent."""
+        if not self._closed:
+            self._closed = "close() was called"
+            self._background.close()
+            for resharder in self.resharders.values():
+                resharder.close()
+            if self._agreement_endpoint is not None:
+                self._agreement_endpoint.release()
+
+    def __enter__(self) -> Driver:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- Agreement --------------------------------------------------------------------------------
+
+    def _connect(self, problem: XmeshError | None) -> Endpoint:
+        """Compare pipelines and options with the other ranks."""
+        pipe = self.pipe
+        shared = {
+            "schedule and edges": program_digest(pipe.program, pipe.edges).hex()[:16],
+            "stages": str([str(mesh) for mesh in pipe.stages])[:200],
+            "tied": str(pipe.tied)[:200],
+            "gradient_scale": repr(self.gradient_scale),
+        }
+        record = Record(self.rank, "pipeline", shared)
+        if problem is not None:
+            record = Record.of_error(self.rank, problem)
+        ranks = tuple(rank for rank in pipe.ranks if rank < self._context.comm.size)
+        endpoint, verdict = connect(
+            self._context, ranks, record, self.timeout_s, "pipeline", num_tags=1
+        )
+        endpoint.reserve_tags(verdict.next_tag, 1)
+        self._agreement_endpoint, self._agreement_tag = endpoint, verdict.next_tag
+        return endpoint
+
+    def _agree(self, error: XmeshError | None) -> None:
+        """Raise on all ranks what any rank has met."""
+        assert self._agreement_endpoint is not None
+        record = Record(self.rank)
+        if error is not None:
+            record = Record.of_error(self.rank, error)
+        agreement = Agreement(self._agreement_endpoint, self._agreement_tag, record)
+        progress = self._context.progress
+
+        def give_up() -> XmeshError:
+            names = ", ".join(map(str, agreement.waiting_for()))
+            return TransferTimeout(
+                explain(
+                    f"all ranks must finish a step within {self.timeout_s:g} s of each other",
+                    values=f"nothing heard from rank {names}",
+                    context=f"rank {self.rank}, end of a step of the pipeline",
+                    remedy="look for an error on that rank, or raise timeout_s",
+                )
+            )
+
+        with self._background.lock:
+            progress.active.append(agreement)
+            try:
+                progress.wait(agreement, self.timeout_s, give_up, self.pause)
+            except BaseException:
+                agreement.abandon()
+                raise
+            finally:
+                progress.active.remove(agreement)
+        verdict = agreement.verdict
+        found = None if verdict is None else verdict.error()
+        if found is not None:
+            raise (found if error is None or str(error) != str(found) else error)
+
+    def _give_up(self, run: Step, why: str) -> None:
+        run.abandon()
+        self.close()
+        self._closed = why
+
+
+def _require_callbacks(callbacks: Any, pipe: Pipeline, group: int | None) -> None:
+    """Refuse callbacks that lack a method which the schedule calls on this rank."""
+    if group is None:
+        return
+    ops = {action.op for action in pipe.schedule.groups[group]}
+    missing = [_CALLED_BY[op] for op in "FBIW" if op in ops and not _has(callbacks, op)]
+    if missing:
+        raise ScheduleError(
+            explain(
+                "callbacks must have a method for each op of the schedule",
+                values=f"{type(callbacks).__name__} has no {', '.join(missing)}",
+                context=f"stage group {group}, schedule {pipe.schedule.name}",
+                remedy="write it, or take a schedule with backward in place of backward_input and "
+                "backward_weight, or the other way round",
+            )
+        )
+
+
+def _has(callbacks: Any, op: str) -> bool:
+    return callable(getattr(callbacks, _CALLED_BY[op], None))
+
+
+def _require_number(what: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise OptionError(
+            explain(
+                f"{what} must be a number",
+                values=f"{value!r}",
+                remedy="for example 1 / num_microbatches, or leave it out for 1",
+            )
+        )
