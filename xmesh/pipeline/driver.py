@@ -86,6 +86,8 @@ class Driver:
         self._agreement_endpoint: Endpoint | None = None
         self._tied: list[TiedSum] = []
         self.resharders: dict[tuple[str, bool], Resharder] = {}
+        #: Shapes of the arrays that this rank's callbacks return.
+        self.shapes: dict[tuple[str, bool], tuple[int, ...]] = {}
         stages = () if self.group is None else pipe.schedule.stages_of_group(self.group)
         self._gradients = Gradients(stages)
         self.timeout_s = TIMEOUT_S
@@ -102,6 +104,8 @@ class Driver:
             plans = pipe.plans(world.topology, cost)
         except XmeshError as error:
             problem = error  # told to all ranks, which would otherwise wait for this one
+        #: Stage of this rank -> micro-batches that were live at one time in the last step, at most.
+        self.peak_activations: dict[int, int] = {}
         self.recorder = Recorder() if record and self.group is not None else None
         self._background = Background(self._context.progress, thread=False)
         if self.group is None:
@@ -111,6 +115,8 @@ class Driver:
         endpoint = self._connect(problem)
         self.pause = choose_pause(wait, endpoint.own_cores)
         for key, made in plans.items():
+            if self.rank in made.src.ranks:
+                self.shapes[key] = made.src.local_shape(self.rank)
             if self.rank in made.ranks:
                 self.resharders[key] = Resharder(
                     made, world, transport=transport, timeout_s=self.timeout_s
@@ -169,6 +175,8 @@ class Driver:
         except BaseException as error:
             self._give_up(run, f"it was interrupted by {type(error).__name__}")
             raise
+        finally:
+            self.peak_activations = run.peak_activations
         return run.losses
 
     def poll(self) -> None:

@@ -50,7 +50,7 @@ class Step:
     ) -> None:
         pipe = driver.pipe
         self._driver, self._callbacks, self._recorder = driver, driver.callbacks, driver.recorder
-        self._schedule, self._wiring, self._layouts = pipe.schedule, pipe.wiring, pipe.layouts
+        self._schedule, self._wiring = pipe.schedule, pipe.wiring
         self._rank = driver.rank
         self._actions = () if driver.group is None else pipe.program[driver.group]
         self._gradients, self._background = gradients, background
@@ -71,17 +71,6 @@ class Step:
         self._saved: dict[tuple[int, int], Any] = {}
         self._inputs: dict[tuple[int, int], list[Any]] = {}
         self.peak_activations: dict[int, int] = {}
-        self._do: dict[str, Callable[[Action], None]] = {
-            "F": self._compute,
-            "B": self._compute,
-            "I": self._compute,
-            "W": self._compute,
-            "SEND": self._send,
-            "RECV": self._receive,
-            "WAIT": self._wait,
-            "FREE": self._free,
-            "REDUCE": lambda action: None,  # after all ranks have agreed that there was no error
-        }
 
     def compute(self) -> None:
         """Do all actions up to the reductions, and wait until everything sent has left.
@@ -93,7 +82,7 @@ class Step:
         if self._recorder is not None:
             self._recorder.begin()
         for action in self._actions:
-            self._do[action.op](action)
+            _DO[action.op](self, action)
         for request in self._sends:
             self._finish(request)
         if self._recorder is not None:
@@ -241,9 +230,8 @@ class Step:
     def _checked(self, message: Message, made: Mapping[str, Any]) -> Any:
         """The array for an edge, as the edge's layout has it on this rank."""
         edge = self._wiring.edge(message)
-        src, dst = self._layouts[message.edge]
         forward = message.sender == edge.src_stage
-        shape = (src if forward else dst).local_shape(self._rank)
+        shape = self._driver.shapes[message.edge, forward]
         what = "the output" if forward else "the gradient"
         if made.get(message.edge) is None:
             raise ValueError(f"{what} for edge {edge.name!r} is missing; it has shape {shape}")
@@ -286,3 +274,17 @@ class Step:
                 )
             )
             self._failed = True
+
+
+#: What a step does for each op. Reductions come after all ranks have agreed that nothing failed.
+_DO: dict[str, Callable[[Step, Action], None]] = {
+    "F": Step._compute,
+    "B": Step._compute,
+    "I": Step._compute,
+    "W": Step._compute,
+    "SEND": Step._send,
+    "RECV": Step._receive,
+    "WAIT": Step._wait,
+    "FREE": Step._free,
+    "REDUCE": lambda step, action: None,
+}
