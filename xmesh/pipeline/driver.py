@@ -23,7 +23,7 @@ from xmesh.pipeline.gradients import Gradients, TiedSum
 from xmesh.pipeline.lower import program_digest
 from xmesh.pipeline.measured import Recorder
 from xmesh.pipeline.pipe import Pipeline
-from xmesh.pipeline.simulate import PipelineSimulation
+from xmesh.pipeline.simulate import TRANSFERS, PipelineSimulation
 from xmesh.pipeline.step import Step
 from xmesh.progress import seconds
 from xmesh.resharder import Resharder
@@ -52,6 +52,8 @@ class Driver:
         timeout_s: seconds after which a wait gives up.
         progress: who moves transfers on while callbacks compute: "thread", "poll" (nobody, unless
             callbacks call ``poll``), "auto" for a thread where MPI allows it.
+        transfers: "async": a rank goes on while what it sent travels; "blocking": it waits until
+            that has left, which is only good for comparisons.
         cost: latencies and bandwidths to plan for.
         record: keep times of the last step, for ``measured``.
 
@@ -65,19 +67,20 @@ class Driver:
         self,
         pipe: Pipeline,
         world: World,
-        callbacks: Callbacks,
+        callbacks: Callbacks | Any,
         *,
         gradient_scale: float = 1.0,
         transport: str = "auto",
         timeout_s: float = TIMEOUT_S,
         progress: str = "auto",
+        transfers: str = "async",
         cost: CostModel | None = None,
         record: bool = False,
     ) -> None:
         from mpi4py import MPI
 
         self.pipe, self.world, self.callbacks = pipe, world, callbacks
-        self.gradient_scale = gradient_scale
+        self.gradient_scale, self.blocking = gradient_scale, transfers == "blocking"
         world.require_open("a pipeline")
         self._context = context_of(world)
         self.rank = self._context.comm.rank
@@ -101,6 +104,7 @@ class Driver:
             require_ranks(self._context, pipe.ranks)
             _require_callbacks(callbacks, pipe, self.group)
             _require_number("gradient_scale", gradient_scale)
+            _require_transfers(transfers)
             plans = pipe.plans(world.topology, cost)
         except XmeshError as error:
             problem = error  # told to all ranks, which would otherwise wait for this one
@@ -310,5 +314,16 @@ def _require_number(what: str, value: Any) -> None:
                 f"{what} must be a number",
                 values=f"{value!r}",
                 remedy="for example 1 / num_microbatches, or leave it out for 1",
+            )
+        )
+
+
+def _require_transfers(transfers: Any) -> None:
+    if transfers not in TRANSFERS:
+        raise OptionError(
+            explain(
+                f"transfers must be one of {', '.join(TRANSFERS)}",
+                values=f"{transfers!r}",
+                remedy="leave it at 'async'",
             )
         )

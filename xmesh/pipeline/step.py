@@ -142,6 +142,8 @@ class Step:
         self._sends = [each for each in self._sends if not each.over]
         if self._within_group(message):
             self._coming[message] = request
+        elif self._driver.blocking:
+            self._finish(request)
         else:
             self._sends.append(request)
 
