@@ -15,6 +15,7 @@ from xmesh.pipeline import Edge
 
 #: Bytes per second of a host's NIC in the paper's cluster.
 PAPER_NIC_BPS = 10e9 / 8
+RANKS_PER_HOST = 4
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Model:
     Attributes:
         name: with its parallel configuration.
         meshes: shape of each stage's mesh, (data, operator) parallel.
+        first_ranks: of each stage's mesh; hosts have ``RANKS_PER_HOST``.
         tensors: between stages; cut over the data-parallel axis, replicated over the other.
         forward_s: seconds of a stage's forward on a micro-batch; the backward takes twice as long,
             half of it for the weights.
@@ -50,6 +52,7 @@ class Model:
 
     name: str
     meshes: tuple[tuple[int, int], ...]
+    first_ranks: tuple[int, ...]
     tensors: tuple[Tensor, ...]
     forward_s: float
     num_microbatches: int
@@ -57,11 +60,10 @@ class Model:
 
     def stage_meshes(self) -> list[DeviceMesh]:
         """Meshes of consecutive ranks."""
-        made, start = [], 0
-        for shape in self.meshes:
-            made.append(DeviceMesh.arange(shape, start, axis_names=("dp", "op")))
-            start += shape[0] * shape[1]
-        return made
+        return [
+            DeviceMesh.arange(shape, first, axis_names=("dp", "op"))
+            for shape, first in zip(self.meshes, self.first_ranks, strict=True)
+        ]
 
     def edges(self, scale: float) -> list[Edge]:
         """Edges of bytes, whose sizes are multiplied; 0 makes them one byte for each part."""
@@ -93,6 +95,7 @@ def gpt(
     return Model(
         f"{name} ({dp},{op},{pp})",
         ((dp, op),) * pp,
+        tuple(dp * op * stage for stage in range(pp)),
         tuple(Tensor(f"hidden{i}", i, i + 1, nbytes) for i in range(pp - 1)),
         flops / (dp * op * flops_per_s),
         num_microbatches=16,
@@ -103,10 +106,12 @@ def gpt(
 def u_transformer(name: str, channels: int, op: int) -> Model:
     """U-Transformer on images of 32 x 32, 64 of them in a micro-batch, in half precision.
 
+    The rate decides how much there is to hide: see docs/performance.md.
+
     Four blocks go down and four up; each halves the image and doubles the channels, and has the
     work of three 3 x 3 convolutions. The output of each block down goes to its partner up.
     """
-    images, flops_per_s = 64, 20e12
+    images, flops_per_s = 64, 30e12
     sides = (32, 16, 8, 4)
     flops = 0.0
     tensors = []
@@ -117,6 +122,7 @@ def u_transformer(name: str, channels: int, op: int) -> Model:
     return Model(
         f"{name} 2 x (1,{op})",
         ((1, op), (1, op)),
+        (0, RANKS_PER_HOST),
         tuple(tensors),
         flops / (op * flops_per_s),
         num_microbatches=32,
@@ -134,4 +140,4 @@ MODELS = (
 
 def num_ranks(models: Iterable[Model]) -> int:
     """Ranks that the largest of some models needs."""
-    return max(sum(dp * op for dp, op in model.meshes) for model in models)
+    return max(1 + rank for model in models for mesh in model.stage_meshes() for rank in mesh.ranks)

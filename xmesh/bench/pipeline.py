@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xmesh.bench.models import MODELS, PAPER_NIC_BPS, Model, num_ranks
+from xmesh.bench.models import MODELS, PAPER_NIC_BPS, RANKS_PER_HOST, Model, num_ranks
 from xmesh.bench.options import positive
 from xmesh.bench.waiting import quiet_barrier
 from xmesh.errors import XmeshError, explain
@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
     from xmesh.world import World
 
-HOSTS, RANKS_PER_HOST = 2, 4
+HOSTS = 2
+#: Messages of this size or more are handed over, not copied aside, so that a blocking send really
+#: blocks until its receiver takes it, as those of GPUs do.
+_RENDEZVOUS = {"UCX_RNDV_THRESH": "16384", "OMPI_MCA_btl_tcp_eager_limit": "16384"}
 SIGNAL = "signal"
 
 
@@ -390,6 +393,7 @@ def _on_emulated_cluster(args: argparse.Namespace, words: Sequence[str]) -> int:
         outcome = cluster.run(
             [*command, "--json", str(rows)],
             RANKS_PER_HOST,
+            env=_RENDEZVOUS,
             timeout_s=args.timeout,
             on_line=lambda line: print(line, flush=True),
         )
