@@ -156,7 +156,7 @@ def test_meaningless_options_are_refused(words, capsys):
 
 def test_the_command_line_knows_the_experiments(capsys):
     assert cli.main(["bench", "nothing"]) == 2
-    assert "choose from: cluster, demo, multicast, paper" in capsys.readouterr().err
+    assert "choose from: cluster, demo, multicast, paper, pipeline" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Simulated schedules drawn: in characters, as a Chrome trace, and by matplotlib as a figure."""
+"""Runs of schedules, simulated or measured: in characters, as a Chrome trace, as a figure."""
 
 from __future__ import annotations
 
@@ -101,20 +101,21 @@ def chrome_trace(
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": dict(about or {})}
 
 
-def draw(simulation: PipelineSimulation, path: str) -> None:
+def draw(simulation: PipelineSimulation, path: str, kind: str = "simulated") -> None:
     """Draw a row for what each group computes and one for what it sends.
 
     Args:
         simulation: what to draw.
         path: the file; its ending says which format, .png, .svg or .pdf for example.
+        kind: what the title calls it: "measured" for what ``Driver.measured`` gives.
 
     Raises:
         OptionError: matplotlib is not installed, or cannot write the file.
     """
-    kind = figure_class()
+    made = figure_class()
     schedule = simulation.schedule
     unit, factor = time_unit(float(simulation.makespan_s))
-    figure = kind(figsize=(11, 1.4 + 0.5 * schedule.num_groups), layout="constrained")
+    figure = made(figsize=(11, 1.4 + 0.5 * schedule.num_groups), layout="constrained")
     axes = figure.subplots()
     for op, colour in _COLOUR.items():
         spans = [span for span in simulation.timeline if span.action.op == op]
@@ -142,7 +143,7 @@ def draw(simulation: PipelineSimulation, path: str) -> None:
     axes.set_xlabel(f"time [{unit}]")
     axes.set_title(
         f"{schedule.name}, {schedule.num_stages} stages, {schedule.num_microbatches} "
-        "micro-batches, simulated",
+        f"micro-batches, {kind}",
         fontsize=9,
     )
     axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=5)
