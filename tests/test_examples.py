@@ -112,3 +112,20 @@ def test_the_code_in_the_readme_runs(tmp_path):
         text = "\n".join(lines)
         assert status == 0, text
         assert expected in text
+
+
+def test_the_code_about_pipelines_runs(tmp_path):
+    (block, *_) = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "pipeline.md").read_text(), re.DOTALL
+    )
+    program = tmp_path / "doubles.py"
+    program.write_text(block)
+    lines: list[str] = []
+    status = run_ranks(
+        2, [str(program)], on_line=lines.append, timeout_s=TIMEOUT_S, import_from=ROOT
+    )
+    text = "\n".join(lines)
+    assert status == 0, text
+    # 24 elements, times 2, times 3; the first weight's gradient is 3 * 24 * (0 + 1 + 2 + 3) / 4.
+    assert re.search(r"0\.0.*144\.0.*288\.0.*432\.0", text)
+    assert "{0: {'w': array(108.)}}" in text
