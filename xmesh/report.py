@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from xmesh.planner.cost import CostModel
 from xmesh.planner.simulate import Message
@@ -114,9 +114,24 @@ def chrome_trace(
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": dict(about or {})}
 
 
-def apart(spans: Sequence[Span | Call]) -> list[list[Span | Call]]:
+class Timed(Protocol):
+    """Anything that lasts from one time to another, in seconds."""
+
+    @property
+    def start_s(self) -> float:
+        """When it begins."""
+
+    @property
+    def end_s(self) -> float:
+        """When it ends."""
+
+
+AnySpan = TypeVar("AnySpan", bound=Timed)
+
+
+def apart(spans: Sequence[AnySpan]) -> list[list[AnySpan]]:
     """Spans in as few rows as there are at one time, so that those of a row do not overlap."""
-    rows: list[list[Span | Call]] = []
+    rows: list[list[AnySpan]] = []
     busy: list[tuple[float, int]] = []  # (end, row), and rows that are free
     free: list[int] = []
     for span in sorted(spans, key=lambda span: (span.start_s, span.end_s)):

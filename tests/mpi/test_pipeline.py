@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import gc
 import itertools
+import json
 import random
 import re
 import time
@@ -507,10 +508,11 @@ def test_a_measured_step_has_every_computation_and_transfer(comm):
     stage = Stage(model, pipe, comm.rank)
     with World(comm) as world, Driver(pipe, world, stage, record=True) as driver:
         driver.step(batch_of(4, 0))
-        found = driver.measured()
-    assert (found is None) == (comm.rank != 0)
-    if found is None:
+        measured = driver.measured()
+    assert (measured is None) == (comm.rank != 0)
+    if measured is None:
         return
+    found = measured.timeline()
     simulated = pipe.simulate(transfer_s=1)
     assert sorted(span.action for span in found.timeline) == sorted(
         span.action for span in simulated.timeline
@@ -518,6 +520,11 @@ def test_a_measured_step_has_every_computation_and_transfer(comm):
     for span in found.timeline:
         assert 0 <= span.start_s <= span.end_s <= found.makespan_s + 1e-3
     assert found.bubble_s >= 0
+    assert 0 <= found.overlap <= 1
+    trace = json.loads(json.dumps(measured.chrome_trace()))
+    bars = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert {event["pid"] for event in bars} == set(range(1, SIZE + 1))
+    assert sum(event["name"] == "0F0" for event in bars) == len(pipe.stages[0].ranks)
 
 
 def test_nothing_is_measured_without_record(comm):

@@ -21,9 +21,9 @@ from xmesh.pipeline.background import Background, wants_thread
 from xmesh.pipeline.callbacks import Callbacks
 from xmesh.pipeline.gradients import Gradients, TiedSum
 from xmesh.pipeline.lower import program_digest
-from xmesh.pipeline.measured import Recorder
+from xmesh.pipeline.measured import Measured, Recorder, gather
 from xmesh.pipeline.pipe import Pipeline
-from xmesh.pipeline.simulate import TRANSFERS, PipelineSimulation
+from xmesh.pipeline.simulate import TRANSFERS
 from xmesh.pipeline.step import Step
 from xmesh.progress import seconds
 from xmesh.resharder import Resharder
@@ -188,18 +188,16 @@ class Driver:
         with self._background.lock:
             self._context.progress.step()
 
-    def measured(self) -> PipelineSimulation | None:
-        """The last step as it really was, by the first rank of each group; all ranks call it.
+    def measured(self) -> Measured | None:
+        """The last step as it really was; all ranks of the World call it.
 
         Returns:
-            On rank 0 of the World a timeline in the form of a simulated one, on the clock of rank
-            0, which is up to half a round trip off; None on the other ranks.
+            On rank 0 of the World the times of all ranks on one clock: ``timeline()`` gives them in
+            the form of a simulation, ``chrome_trace()`` for Perfetto. None on the other ranks.
 
         Raises:
             OptionError: on all ranks: the driver was made without ``record``.
         """
-        from xmesh.pipeline.measured import gather
-
         return gather(self.pipe, self.world.comm, self.recorder)
 
     def close(self) -> None:

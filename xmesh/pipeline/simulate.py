@@ -77,6 +77,23 @@ class PipelineSimulation:
         """Makespan less the time that the busiest group computes, in seconds."""
         return self.makespan_s - max(self.busy_s)
 
+    @property
+    def overlap(self) -> float:
+        """Of all the time that transfers take, the part in which their receivers compute.
+
+        1 when all is hidden, or nothing moves.
+        """
+        total = hidden = 0.0
+        for sent in self.timeline:
+            if sent.peer is not None:
+                total += sent.end_s - sent.start_s
+                hidden += sum(
+                    max(0.0, min(sent.end_s, span.end_s) - max(sent.start_s, span.start_s))
+                    for span in self.timeline
+                    if span.peer is None and span.group == sent.peer
+                )
+        return hidden / total if total else 1.0
+
 
 def simulate(
     schedule: PipelineSchedule,

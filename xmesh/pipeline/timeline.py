@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from xmesh.figure import figure_class, save_figure, time_unit
+from xmesh.pipeline.schedule import PipelineSchedule
 from xmesh.pipeline.simulate import PipelineSimulation, PipelineSpan
-from xmesh.report import metadata_event
+from xmesh.report import apart, metadata_event
 
 #: What fills the rest of a computation in characters.
 _FILL = {"F": "-", "B": "=", "I": "=", "W": "~"}
@@ -65,40 +66,63 @@ def chrome_trace(
     Returns:
         Plain data for ``json.dump``; times in microseconds, as the format asks.
     """
+    schedule = simulation.schedule
+    processes = {
+        group_name(schedule, group): [span for span in simulation.timeline if span.group == group]
+        for group in range(schedule.num_groups)
+    }
+    return trace_of(processes, about)
+
+
+def group_name(schedule: PipelineSchedule, group: int) -> str:
+    """What traces call a group."""
+    return f"group {group} (stage {', '.join(map(str, schedule.stages_of_group(group)))})"
+
+
+def trace_of(
+    processes: Mapping[str, Sequence[PipelineSpan]], about: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Spans as a Chrome trace: a process for each name, its threads compute and send.
+
+    Args:
+        processes: name -> what it does.
+        about: what a reader should know, kept as the trace's ``otherData``.
+    """
     events: list[dict[str, Any]] = []
-    threads: dict[tuple[int, int], int] = {}
-    lanes = sorted(
-        {(span.group, -1 if span.peer is None else span.peer) for span in simulation.timeline}
-    )
-    for group in range(simulation.schedule.num_groups):
-        stages = ", ".join(map(str, simulation.schedule.stages_of_group(group)))
-        name = f"group {group} (stage {stages})"
-        events.append(metadata_event("process_name", group + 1, 0, name=name))
-        events.append(metadata_event("process_sort_index", group + 1, 0, sort_index=group + 1))
-    for thread, (group, peer) in enumerate(lanes, start=1):
-        threads[group, peer] = thread
-        name = f"to group {peer}" if peer >= 0 else "compute"
-        events.append(metadata_event("thread_name", group + 1, thread, name=name))
-        events.append(metadata_event("thread_sort_index", group + 1, thread, sort_index=thread))
-    for span in simulation.timeline:
-        action = span.action
-        events.append(
-            {
-                "name": str(action),
-                "cat": _MEANING[action.op],
-                "ph": "X",
-                "pid": span.group + 1,
-                "tid": threads[span.group, -1 if span.peer is None else span.peer],
-                "ts": float(span.start_s) * _MICROSECONDS,
-                "dur": float(span.end_s - span.start_s) * _MICROSECONDS,
-                "args": {
-                    "stage": action.stage,
-                    "microbatch": action.microbatch,
-                    **({"edge": action.edge} if action.edge else {}),
-                },
-            }
-        )
+    thread = 0
+    for process, (title, spans) in enumerate(processes.items(), start=1):
+        events.append(metadata_event("process_name", process, 0, name=title))
+        events.append(metadata_event("process_sort_index", process, 0, sort_index=process))
+        for peer in sorted({-1 if span.peer is None else span.peer for span in spans}):
+            mine = [span for span in spans if peer == (-1 if span.peer is None else span.peer)]
+            # The format has no place for transfers that overlap on a thread.
+            for row in apart(mine):
+                thread += 1
+                name = f"to group {peer}" if peer >= 0 else "compute"
+                events.append(metadata_event("thread_name", process, thread, name=name))
+                events.append(
+                    metadata_event("thread_sort_index", process, thread, sort_index=thread)
+                )
+                events += [_event(span, process, thread) for span in row]
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": dict(about or {})}
+
+
+def _event(span: PipelineSpan, process: int, thread: int) -> dict[str, Any]:
+    action = span.action
+    return {
+        "name": str(action),
+        "cat": _MEANING[action.op],
+        "ph": "X",
+        "pid": process,
+        "tid": thread,
+        "ts": float(span.start_s) * _MICROSECONDS,
+        "dur": float(span.end_s - span.start_s) * _MICROSECONDS,
+        "args": {
+            "stage": action.stage,
+            "microbatch": action.microbatch,
+            **({"edge": action.edge} if action.edge else {}),
+        },
+    }
 
 
 def draw(simulation: PipelineSimulation, path: str, kind: str = "simulated") -> None:
