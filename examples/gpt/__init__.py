@@ -1,0 +1,1 @@
+"""A small GPT in NumPy, trained data, tensor and pipeline parallel; see README.md."""
