@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from gpt import layers
 from gpt.adam import Adam
 from gpt.model import Config, Stage, initial, parameters
 from gpt.reference import Reference
-from gpt.text import CHARACTERS, MODULES, Text, decode, encode, standard_library
+from gpt.text import CHARACTERS, MODULES, VOCABULARY, Text, decode, encode, standard_library
 
 SMALL = Config(vocabulary=11, sequence=5, hidden=8, heads=2, layers=2, dtype="float64")
 
@@ -100,7 +101,7 @@ def whole(config: Config) -> Stage:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_every_gradient_of_the_model(tied):
-    config = Config(**{**vars(SMALL), "tied": tied})
+    config = replace(SMALL, tied=tied)
     rng = np.random.default_rng(5)
     stage = whole(config)
     tokens, targets = rng.integers(11, size=(2, 3, 5))
@@ -120,7 +121,7 @@ def test_every_gradient_of_the_model(tied):
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("tied", [True, False])
 def test_stages_one_after_the_other_equal_the_whole(count, tied):
-    config = Config(**{**vars(SMALL), "tied": tied})
+    config = replace(SMALL, tied=tied)
     rng = np.random.default_rng(6)
     one = whole(config)
     stages = [
@@ -148,19 +149,19 @@ def test_stages_one_after_the_other_equal_the_whole(count, tied):
 
 def test_the_first_parameters_follow_from_seed_and_name():
     assert (initial(SMALL, "block1.mlp.up.weight") == initial(SMALL, "block1.mlp.up.weight")).all()
-    other = Config(**{**vars(SMALL), "seed": 1})
+    other = replace(SMALL, seed=1)
     assert (initial(SMALL, "final.gain") == 1).all()
     assert (initial(SMALL, "block0.mlp.up.bias") == 0).all()
     for name in ("block0.mlp.up.weight", "embedding.tokens"):
         assert (initial(SMALL, name) != initial(other, name)).all()
-    single = Config(**{**vars(SMALL), "dtype": "float32"})
+    single = replace(SMALL, dtype="float32")
     assert {initial(single, name).dtype for name in parameters(single, 0, 1)} == {
         np.dtype("float32")
     }
 
 
 def test_float32_stays_float32():
-    config = Config(**{**vars(SMALL), "dtype": "float32"})
+    config = replace(SMALL, dtype="float32")
     stage = Stage(config, 0, 1, {name: initial(config, name) for name in parameters(config, 0, 1)})
     tokens, targets = np.random.default_rng(7).integers(11, size=(2, 3, 5))
     _, loss, saved = stage.forward(None, tokens, targets)
@@ -216,3 +217,43 @@ def test_the_reference_learns():
     losses = [reference.step(step)[0] for step in range(30)]
     assert abs(losses[0] - np.log(config.vocabulary)) < 0.3
     assert losses[-1] < 1.0
+
+
+def test_a_checkpoint_is_of_one_model_and_whole(tmp_path):
+    from gpt import checkpoint
+    from gpt.parallel import Grid
+    from gpt.trainer import Trainer
+    from mpi4py import MPI
+
+    from xmesh import World
+
+    config = replace(SMALL, vocabulary=VOCABULARY)
+    text, grid = Text("abcabd" * 50, SMALL.sequence, seed=0), Grid(rows=4, microbatches=2)
+    with World(MPI.COMM_SELF) as world:
+        with Trainer(config, grid, text, world, 1e-2) as trainer:
+            with pytest.raises(OSError, match=r"latest\.json"):
+                checkpoint.load(tmp_path, trainer)
+            trainer.step(0)
+            checkpoint.save(tmp_path, 1, trainer)
+            wanted = {name: value.copy() for name, value in trainer.shard.stages[0].values.items()}
+            after = trainer.step(1)
+        with Trainer(config, grid, text, world, 1e-2) as trainer:
+            assert checkpoint.load(tmp_path, trainer) == 1
+            for name, value in trainer.shard.stages[0].values.items():
+                assert (value == wanted[name]).all()
+            assert trainer.step(1) == after
+        other = replace(config, layers=1, seed=4)
+        with (
+            Trainer(other, grid, text, world, 1e-2) as trainer,
+            pytest.raises(ValueError, match="of another model: layers=2, seed=0"),
+        ):
+            checkpoint.load(tmp_path, trainer)
+        (file,) = tmp_path.glob("step000001/*.npz")
+        with np.load(file) as arrays:
+            kept = {key: arrays[key] for key in arrays.files if "block1.mlp.up.bias" not in key}
+        np.savez(file, **kept)
+        with (
+            Trainer(config, grid, text, world, 1e-2) as trainer,
+            pytest.raises(ValueError, match=r"lacks block1\.mlp\.up\.bias"),
+        ):
+            checkpoint.load(tmp_path, trainer)
