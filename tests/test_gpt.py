@@ -231,7 +231,7 @@ def test_a_checkpoint_is_of_one_model_and_whole(tmp_path):
     text, grid = Text("abcabd" * 50, SMALL.sequence, seed=0), Grid(rows=4, microbatches=2)
     with World(MPI.COMM_SELF) as world:
         with Trainer(config, grid, text, world, 1e-2) as trainer:
-            with pytest.raises(OSError, match=r"latest\.json"):
+            with pytest.raises(checkpoint.CheckpointError, match=r"latest\.json"):
                 checkpoint.load(tmp_path, trainer)
             trainer.step(0)
             checkpoint.save(tmp_path, 1, trainer)
@@ -245,7 +245,7 @@ def test_a_checkpoint_is_of_one_model_and_whole(tmp_path):
         other = replace(config, layers=1, seed=4)
         with (
             Trainer(other, grid, text, world, 1e-2) as trainer,
-            pytest.raises(ValueError, match="of another model: layers=2, seed=0"),
+            pytest.raises(checkpoint.CheckpointError, match="of another model: layers=2, seed=0"),
         ):
             checkpoint.load(tmp_path, trainer)
         (file,) = tmp_path.glob("step000001/*.npz")
@@ -254,6 +254,6 @@ def test_a_checkpoint_is_of_one_model_and_whole(tmp_path):
         np.savez(file, **kept)
         with (
             Trainer(config, grid, text, world, 1e-2) as trainer,
-            pytest.raises(ValueError, match=r"lacks block1\.mlp\.up\.bias"),
+            pytest.raises(checkpoint.CheckpointError, match=r"no block1\.mlp\.up\.bias"),
         ):
             checkpoint.load(tmp_path, trainer)

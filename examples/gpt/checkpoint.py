@@ -10,17 +10,20 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 import xmesh
-from gpt.collectives import all_reduce
 from gpt.layers import Array
 from gpt.trainer import Trainer
+
+
+class CheckpointError(Exception):
+    """A checkpoint that cannot be written or read; raised on all ranks alike."""
 
 
 def save(folder: Path, step: int, trainer: Trainer) -> None:
@@ -32,51 +35,61 @@ def save(folder: Path, step: int, trainer: Trainer) -> None:
         trainer: what to write.
 
     Raises:
-        RuntimeError: a rank could not write; on all of them.
+        CheckpointError: a rank could not write.
     """
-    rank, comm = trainer.world.comm.rank, trainer.world.comm
+    comm = trainer.world.comm
     # Along dp all have the same, so the first row of ranks writes.
     meshes = trainer.driver.pipe.stages
     writers = sorted({rank for mesh in meshes for rank in mesh.ranks[: trainer.grid.tp]})
-    problem = ""
-    try:
+    with _together(comm):
         files = _files(folder, step)
         files.mkdir(parents=True, exist_ok=True)
-        if rank in writers:
+        if comm.rank in writers:
             arrays = {_key(kind, name, box): array for kind, name, box, array in _arrays(trainer)}
-            _replace(files / f"rank{rank}.npz", arrays)
-    except OSError as error:
-        problem = f"rank {rank} cannot write the checkpoint: {error}"
-    if all_reduce(comm, np.array([bool(problem)], np.int32), MPI.MAX)[0]:
-        raise RuntimeError(problem or "another rank cannot write the checkpoint")
-    if rank == 0:
-        latest = folder / "latest.json"
-        text = json.dumps({"step": step, "ranks": writers, "model": asdict(trainer.config)})
-        latest.with_suffix(".part").write_text(text + "\n")
-        os.replace(latest.with_suffix(".part"), latest)
+            part = files / f"rank{comm.rank}.part"
+            with part.open("wb") as file:
+                np.savez(file, **arrays)
+            os.replace(part, part.with_suffix(".npz"))
+    with _together(comm):
+        if comm.rank == 0:
+            about = {"step": step, "ranks": writers, "model": asdict(trainer.config)}
+            part = folder / "latest.part"
+            part.write_text(json.dumps(about) + "\n")
+            os.replace(part, folder / "latest.json")
 
 
 def load(folder: Path, trainer: Trainer) -> int:
-    """Put the latest checkpoint of a folder into a trainer, of whatever grid.
+    """Put the latest checkpoint of a folder into a trainer, of whatever grid; all ranks call it.
 
     Returns:
         Steps that were done.
 
     Raises:
-        ValueError: it is of another model, or a part of it is missing.
-        OSError: there is none.
+        CheckpointError: there is none, it is of another model, or a part of it is missing.
     """
-    latest = json.loads((folder / "latest.json").read_text())
-    model = asdict(trainer.config)
-    others = [name for name in model if latest["model"].get(name) != model[name]]
-    if others:
-        was = ", ".join(f"{name}={latest['model'].get(name)!r}" for name in others)
-        raise ValueError(f"the checkpoint in {folder} is of another model: {was}")
-    step = int(latest["step"])
+    with _together(trainer.world.comm):
+        about = json.loads((folder / "latest.json").read_text())
+        model, there = asdict(trainer.config), about["model"]
+        others = [f"{name}={there.get(name)!r}" for name in model if there.get(name) != model[name]]
+        if others:
+            raise ValueError(f"the checkpoint in {folder} is of another model: {', '.join(others)}")
+        step = int(about["step"])
+        _read([_files(folder, step) / f"rank{rank}.npz" for rank in about["ranks"]], trainer)
+        for adam in trainer.adam.values():
+            adam.step = step
+    return step
+
+
+def _read(paths: list[Path], trainer: Trainer) -> None:
+    """Copy from files what overlaps with the parts of this rank.
+
+    Raises:
+        ValueError: something is in none of them.
+    """
     wanted = list(_arrays(trainer))
     missing = [np.ones(array.shape, bool) for *_, array in wanted]
-    for rank in latest["ranks"]:
-        with np.load(_files(folder, step) / f"rank{rank}.npz") as file:
+    for path in paths:
+        with np.load(path) as file:
             there = [(key, *_read_key(key)) for key in file.files]
             for (kind, name, box, array), holes in zip(wanted, missing, strict=True):
                 for key, of_kind, of_name, part in there:
@@ -86,10 +99,20 @@ def load(folder: Path, trainer: Trainer) -> int:
                         holes[both.slices(box)] = False
     lost = [name for (_, name, *_), holes in zip(wanted, missing, strict=True) if holes.any()]
     if lost:
-        raise ValueError(f"the checkpoint in {folder} lacks {lost[0]} and {len(lost) - 1} more")
-    for adam in trainer.adam.values():
-        adam.step = step
-    return step
+        raise ValueError(f"{', '.join(map(str, paths))}: no {lost[0]}, and {len(lost) - 1} more")
+
+
+@contextmanager
+def _together(comm: MPI.Intracomm) -> Iterator[None]:
+    """Raise on all ranks what the body raises on any: nobody waits for one that gave up."""
+    problem = ""
+    try:
+        yield
+    except (OSError, ValueError, KeyError) as error:
+        problem = f"rank {comm.rank}: {error}"
+    problems: list[str] = [text for text in comm.allgather(problem) if text]
+    if problems:
+        raise CheckpointError(problems[0])
 
 
 def _arrays(trainer: Trainer) -> Iterator[tuple[str, str, xmesh.Box, Array]]:
@@ -119,11 +142,3 @@ def _read_key(key: str) -> tuple[str, str, xmesh.Box]:
     kind, name, text = key.split(":")
     ends = [part.split("-") for part in text.split(",")]
     return kind, name, xmesh.Box(tuple(int(a) for a, _ in ends), tuple(int(b) for _, b in ends))
-
-
-def _replace(path: Path, arrays: dict[str, Any]) -> None:
-    """Write a file that is either whole or not there."""
-    part = path.with_suffix(".part")
-    with part.open("wb") as file:
-        np.savez(file, **arrays)
-    os.replace(part, path)

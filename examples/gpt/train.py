@@ -150,8 +150,13 @@ def main() -> int:
         if comm.rank == 0:
             print(problem, file=sys.stderr)
         return 2
-    with xmesh.World(comm) as world:
-        right = train(args, config, grid, world)
+    try:
+        with xmesh.World(comm) as world:
+            right = train(args, config, grid, world)
+    except checkpoint.CheckpointError as error:  # on all ranks alike
+        if comm.rank == 0:
+            print(error, file=sys.stderr)
+        return 1
     return 0 if right else 1
 
 

@@ -130,12 +130,17 @@ def test_a_run_that_is_resumed_has_the_same_losses(comm, tmp_path, schedule):
             np.testing.assert_allclose(found, through[3:], rtol=1e-9)
 
 
-def test_a_checkpoint_that_cannot_be_written_is_an_error_on_all_ranks(comm, tmp_path):
-    folder = comm.bcast(tmp_path) / "a file"
-    if comm.rank == 0:
-        folder.write_text("")
-    comm.Barrier()
+def test_a_checkpoint_that_one_rank_cannot_use_is_an_error_on_all(comm, tmp_path, monkeypatch):
+    folder = comm.bcast(tmp_path) / "checkpoints"
     with World(comm) as world, Trainer(SMALL, grid(SHAPES[0]), text(), world, RATE) as trainer:
-        with pytest.raises(RuntimeError, match="cannot write the checkpoint"):
-            checkpoint.save(folder, 0, trainer)
-        comm.Barrier()
+        before = trainer.step(0)
+        checkpoint.save(folder, 1, trainer)
+        with monkeypatch.context() as patch:
+            if comm.rank == comm.size - 1:
+                patch.setattr(checkpoint, "_files", lambda *_: folder / "latest.json" / "under")
+            with pytest.raises(checkpoint.CheckpointError, match=f"^rank {comm.size - 1}: .*under"):
+                checkpoint.save(folder, 2, trainer)
+            with pytest.raises(checkpoint.CheckpointError, match=f"^rank {comm.size - 1}: .*under"):
+                checkpoint.load(folder, trainer)
+        assert checkpoint.load(folder, trainer) == 1  # the one before is still in force
+        assert trainer.step(1) < before
