@@ -39,9 +39,9 @@ def run(count: int, name: str, *words: str) -> str:
     return text
 
 
-def alone(name: str) -> subprocess.CompletedProcess[str]:
+def alone(name: str, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(EXAMPLES / name)],
+        [sys.executable, str(EXAMPLES / name), *words],
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
@@ -94,6 +94,44 @@ def test_a_program_ends_well_after_a_set_up_that_timed_out(count):
     text = "\n".join(lines)
     assert status == 0, text
     assert f"all {count} ranks must call within 0.3 s" in text
+
+
+# One process needs no mpiexec; interleaved stages on 2 ranks.
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        (1, ("--save-every", "2", "--untied")),
+        (2, ("--pp", "2", "--weight-delay")),
+        (2, ("--pp", "2", "--schedule", "interleaved-1f1b")),
+        (4, ("--dp", "2", "--tp", "2")),
+    ],
+)
+def test_gpt_equals_one_process_and_is_resumed(count, words, tmp_path):
+    words = (*words, "--hidden", "16", "--sequence", "16", "--rows", "8", "--every", "1")
+    words = (*words, "--dtype", "float64", "--check", "--checkpoint", str(tmp_path))
+    texts = [run(count, "gpt/train.py", *words, "--steps", "3")]
+    texts.append(run(count, "gpt/train.py", *words, "--steps", "5", "--resume", str(tmp_path)))
+    line = re.compile(
+        r"^step +(\d+)  loss (\S+)  differs .* loss (\S+), gradients (\S+) ", re.MULTILINE
+    )
+    found = [match for text in texts for match in line.findall(text)]
+    assert [int(step) for step, *_ in found] == [0, 1, 2, 3, 4], texts
+    losses = [float(loss) for _, loss, *_ in found]
+    assert losses[-1] < losses[0] - 0.1
+    assert all(max(float(a), float(b)) < 1e-5 for *_, a, b in found)
+
+
+def test_gpt_says_what_it_cannot_run(tmp_path):
+    for words, said in (
+        (["--pp", "2"], "mpiexec -n 2 python examples/gpt/train.py"),
+        (["--heads", "5"], "5 heads do not divide 64 features"),
+        (["--rows", "7"], "4 micro-batches do not divide 7 rows"),
+        (["--resume", str(tmp_path)], "latest.json"),
+    ):
+        ended = alone("gpt/train.py", *words)
+        assert ended.returncode != 0
+        assert said in ended.stderr
+        assert "Traceback" not in ended.stderr
 
 
 def test_the_code_in_the_readme_runs(tmp_path):
