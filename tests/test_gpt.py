@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import strict_arrays
 from gpt import layers
 from gpt.adam import Adam
 from gpt.model import Config, Stage, initial, parameters
@@ -64,7 +65,7 @@ def test_attention_and_gelu_gradients():
     agree(
         lambda: float((layers.gelu(qkv)[0] * qkv).sum()),
         qkv,
-        layers.gelu_input(qkv, qkv) + layers.gelu(qkv)[0],
+        layers.gelu_input(qkv, layers.gelu(qkv)[1]) + layers.gelu(qkv)[0],
         rng,
     )
 
@@ -171,6 +172,31 @@ def test_float32_stays_float32():
     for arrays in (gradients, stage.values, adam.means, adam.squares):
         assert {array.dtype for array in arrays.values()} == {np.dtype("float32")}
     assert np.asarray(loss).dtype == "float32"
+
+
+def test_arrays_of_a_device_stay_there(monkeypatch):
+    """With arrays that refuse NumPy's functions, as CuPy's do, all is the same."""
+    strict_arrays.install(monkeypatch)
+    one, other = whole(SMALL), whole(SMALL)
+    other.values = {name: strict_arrays.device(value) for name, value in other.values.items()}
+    tokens, targets = np.random.default_rng(8).integers(11, size=(2, 3, 5))
+    losses = []
+    for stage, move in ((one, np.asarray), (other, strict_arrays.device)):
+        adam, gradients = Adam(stage.values, 1e-2), {}
+        for _ in range(2):
+            _, loss, saved = stage.forward(None, move(tokens), move(targets))
+            gradients = stage.backward_weight(stage.backward_input(None, saved)[1])
+            adam.update(stage.values, gradients)
+            losses.append(float(np.asarray(loss)))
+        kinds = {type(array) for kept in (gradients, adam.means) for array in kept.values()}
+        assert kinds == {type(move(tokens))}
+    assert losses[:2] == losses[2:]
+    for name, value in one.values.items():
+        assert (np.asarray(other.values[name]) == value).all()
+    with pytest.raises(TypeError, match="exp was given"):
+        np.exp(strict_arrays.device(tokens))
+    with pytest.raises(TypeError, match="met one of the device"):
+        strict_arrays.device(tokens) + tokens
 
 
 def test_adam_takes_steps_of_its_rate_and_forgets():

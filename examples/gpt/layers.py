@@ -164,16 +164,23 @@ _GELU = math.sqrt(2 / math.pi)
 _CUBIC = 0.044715
 
 
-def gelu(x: Array) -> tuple[Array, Array]:
-    """x times roughly the share of a normal distribution below x; keeps x."""
-    xp = array_module(x)
-    return 0.5 * x * (1 + xp.tanh(_GELU * (x + _CUBIC * x * x * x))), x
+class Bend(NamedTuple):
+    """What the gradient of a gelu needs."""
+
+    x: Array
+    tanh: Array
 
 
-def gelu_input(gradient: Array, x: Array) -> Array:
-    """Gradient of x, of its shape."""
+def gelu(x: Array) -> tuple[Array, Bend]:
+    """x times roughly the share of a normal distribution below x (its usual form by tanh)."""
     xp = array_module(x)
     bend = xp.tanh(_GELU * (x + _CUBIC * x * x * x))
+    return 0.5 * x * (1 + bend), Bend(x, bend)
+
+
+def gelu_input(gradient: Array, saved: Bend) -> Array:
+    """Gradient of x, of its shape."""
+    x, bend = saved
     slope = _GELU * (1 + 3 * _CUBIC * x * x)
     return gradient * 0.5 * (1 + bend + x * (1 - bend * bend) * slope)
 

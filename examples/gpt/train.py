@@ -61,7 +61,7 @@ def options() -> argparse.ArgumentParser:
     model.add_argument("--untied", action="store_true", help="the head has a table of its own")
     model.add_argument("--dtype", default=Config.dtype, choices=list(TOLERANCE), help="of it all")
     train = parser.add_argument_group("training")
-    train.add_argument("--steps", type=int, default=100, help="after which it ends")
+    train.add_argument("--steps", type=int, default=200, help="after which it ends")
     train.add_argument("--rows", type=int, default=Grid.rows, help="of a batch")
     train.add_argument("--rate", type=float, default=3e-3, help="length of Adam's steps")
     train.add_argument("--seed", type=int, default=0, help="of parameters and rows")
