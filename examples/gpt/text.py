@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 #: Each is one file in every Python from 3.10 on.
 MODULES = (
     "argparse",
+    "ast",
     "calendar",
     "configparser",
     "dataclasses",
@@ -28,7 +29,6 @@ MODULES = (
     "tarfile",
     "turtle",
     "typing",
-    "zipfile",
 )
 #: A line's end, and all of ASCII that prints; whatever else there is becomes the last, "~".
 CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))
