@@ -208,10 +208,12 @@ def test_too_few_ranks_are_told_what_to_do():
 
 
 def test_the_demo_of_an_installed_package_says_where_the_example_is(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(demo, "_EXAMPLE", tmp_path / "coupled_heat.py")
+    monkeypatch.setattr(demo, "_EXAMPLES", tmp_path)
     monkeypatch.setattr(paper, "main", lambda argv: 0)
     assert demo.main([]) == 0
-    assert "in examples/ of the source distribution" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "coupled_heat.py is in examples/ of the source distribution" in out
+    assert "gpt/train.py is in examples/ of the source distribution" in out
 
 
 # --- Starting ranks -------------------------------------------------------------------------------

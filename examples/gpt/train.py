@@ -30,6 +30,7 @@ from gpt.parallel import Grid
 from gpt.text import Text, standard_library
 from gpt.trainer import Trainer
 from xmesh.pipeline import SCHEDULES
+from xmesh.pipeline.timeline import draw, text_timeline
 
 #: Largest relative difference to one process that `--check` lets pass.
 TOLERANCE = {"float64": 1e-5, "float32": 2e-2}
@@ -69,6 +70,7 @@ def options() -> argparse.ArgumentParser:
     train.add_argument("--checkpoint", type=Path, metavar="DIR", help="write one at the end")
     train.add_argument("--save-every", type=int, metavar="STEPS", help="and after so many steps")
     train.add_argument("--resume", type=Path, metavar="DIR", help="go on from one, on any grid")
+    train.add_argument("--timeline", metavar="FILE", help="draw what one step did, .png or .svg")
     train.add_argument("--check", action="store_true", help="compare each step with one process")
     return parser
 
@@ -86,7 +88,8 @@ def train(args: argparse.Namespace, config: Config, grid: Grid, world: xmesh.Wor
     """Train; False when `--check` found a difference."""
     text = Text(standard_library(), config.sequence, args.seed)
     right = True
-    with Trainer(config, grid, text, world, args.rate) as trainer:
+    record = args.timeline is not None
+    with Trainer(config, grid, text, world, args.rate, record) as trainer:
         first = checkpoint.load(args.resume, trainer) if args.resume else 0
         check = Check(trainer, text, args.rate, first) if args.check else None
         with report(world.comm.rank, args.steps, first) as progress:
@@ -114,7 +117,22 @@ def train(args: argparse.Namespace, config: Config, grid: Grid, world: xmesh.Wor
                     f"{each_s * 1e3:.0f} ms a step, {grid.rows * config.sequence / each_s:.0f} "
                     f"tokens a second, {grid.num_ranks} ranks, {trainer.driver.pipe.schedule.name}"
                 )
+            if record:
+                show_step(trainer, args.timeline, progress.console)
     return right
+
+
+def show_step(trainer: Trainer, path: str, console: Console) -> None:
+    """Print and draw the last step; all ranks call it."""
+    measured = trainer.driver.measured()
+    if measured is None:
+        return
+    step = measured.timeline()
+    console.print(*text_timeline(step, min(console.width, 120)), sep="\n")
+    console.print(f"{step.overlap:.0%} of the transfers' time was hidden under computation")
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    draw(step, path, "measured")
+    console.print(f"wrote {path}")
 
 
 def main() -> int:

@@ -24,6 +24,7 @@ class Trainer:
         text: where rows come from.
         world: as many ranks as the grid has.
         rate: of Adam.
+        record: keep the times of the last step.
 
     Attributes:
         shard: what this rank has of the model.
@@ -32,7 +33,13 @@ class Trainer:
     """
 
     def __init__(
-        self, config: Config, grid: Grid, text: Text, world: xmesh.World, rate: float
+        self,
+        config: Config,
+        grid: Grid,
+        text: Text,
+        world: xmesh.World,
+        rate: float,
+        record: bool = False,
     ) -> None:
         self.grid, self.config, self.world = grid, config, world
         pipe = pipeline(config, grid)
@@ -41,7 +48,7 @@ class Trainer:
         self._text = text
         # Gradients are of the sum over all tokens; here, once, they become those of the mean.
         self._scale = 1 / (grid.rows * config.sequence)
-        self.driver = Driver(pipe, world, self.shard, gradient_scale=self._scale)
+        self.driver = Driver(pipe, world, self.shard, gradient_scale=self._scale, record=record)
 
     def step(self, step: int) -> float:
         """Do a step.

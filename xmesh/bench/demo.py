@@ -1,20 +1,54 @@
-"""``make demo``: the nine cases of the paper, then a heat solver with an analysis beside it."""
+"""``make demo``: the paper's cases, a heat solver with an analysis beside it, a GPT in training."""
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from xmesh.bench import paper
 from xmesh.bench.launch import run_ranks
+from xmesh.bench.show import Display
 from xmesh.errors import XmeshError, explain
 
 _ROOT = Path(__file__).resolve().parents[2]
-_EXAMPLE = _ROOT / "examples" / "coupled_heat.py"
-_EXAMPLE_RANKS = 6
-_TIMEOUT_S = 120
+_EXAMPLES = _ROOT / "examples"
+_TIMEOUT_S = 240
+#: Steps of the training, which takes about half a minute on two cores.
+_STEPS = 60
+_TIMELINE = Path("out") / "gpt-step.png"
+
+
+class Example(NamedTuple):
+    """A program that the demo starts.
+
+    Attributes:
+        title: what it does.
+        ranks: how many.
+        words: the program below the examples, and its arguments.
+        steps: those that it says it has done, for a bar; 0 for none.
+    """
+
+    title: str
+    ranks: int
+    words: tuple[str, ...]
+    steps: int = 0
+
+
+def _training() -> Example:
+    words = ["gpt/train.py", "--tp", "2", "--pp", "2", "--steps", str(_STEPS), "--every", "1"]
+    if importlib.util.find_spec("matplotlib") is not None:
+        words += ["--timeline", str(_TIMELINE)]
+    return Example(
+        "A GPT on 2 stages of 2 tensor-parallel ranks learns Python's source",
+        4,
+        tuple(words),
+        _STEPS,
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,18 +62,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(
         prog="xmesh bench demo",
-        description="The nine cases of the paper, then examples/coupled_heat.py; about a minute.",
+        description="The paper's cases, a coupled solver, a GPT in training; two minutes.",
     )
     parser.parse_args(argv)
     say("Nine reshardings from mesh to mesh, on up to 20 ranks of this machine\n")
     status = paper.main(["--timeout", str(_TIMEOUT_S)])
-    if not _EXAMPLE.is_file():
-        say("\nThe second half, coupled_heat.py, is in examples/ of the source distribution.")
-        return status
-    say(f"\nA heat solver on 4 ranks, its analysis on 2: mpiexec -n 6 python {_short(_EXAMPLE)}\n")
-    ended = run_ranks(
-        _EXAMPLE_RANKS, [str(_EXAMPLE)], on_line=say, timeout_s=_TIMEOUT_S, import_from=_ROOT
-    )
+    heat = Example("A heat solver on 4 ranks, its analysis on 2", 6, ("coupled_heat.py",))
+    for example in (heat, _training()):
+        program = _EXAMPLES / example.words[0]
+        if not program.is_file():
+            say(f"\n{example.words[0]} is in examples/ of the source distribution.")
+            continue
+        words = [str(program), *example.words[1:]]
+        shown = " ".join([str(_short(program)), *words[1:]])
+        say(f"\n{example.title}: mpiexec -n {example.ranks} python {shown}\n")
+        _run(example, words)
+    return status
+
+
+def _run(example: Example, words: Sequence[str]) -> None:
+    with Display() as display:
+        on_line = _counting(display, example) if example.steps else say
+        ended = run_ranks(
+            example.ranks, words, on_line=on_line, timeout_s=_TIMEOUT_S, import_from=_ROOT
+        )
     if ended:
         raise XmeshError(
             explain(
@@ -48,7 +94,22 @@ def main(argv: Sequence[str] | None = None) -> int:
                 remedy="xmesh doctor shows whether MPI works here",
             )
         )
-    return status
+
+
+def _counting(display: Display, example: Example) -> Callable[[str], None]:
+    """Moves a bar on with every step that a line tells of, and prints every tenth."""
+
+    def on_line(line: str) -> None:
+        found = re.match(r"step +(\d+)  (loss \S+)", line)
+        if found is None:
+            say(line)
+            return
+        step = int(found[1])
+        display.step(step + 1, example.steps, f"step {step}, {found[2]}")
+        if step % 10 == 0 or step + 1 == example.steps:
+            say(line)
+
+    return on_line
 
 
 def say(text: str) -> None:

@@ -259,7 +259,8 @@ class Step:
                     context=f"action {action} (stage {action.stage}, "
                     + (f"micro-batch {action.microbatch}" if action.microbatch != ALL else "end")
                     + f"), rank {self._rank}, schedule {self._schedule.name}",
-                    remedy="see the traceback on that rank; the driver can be used again",
+                    remedy="see its cause on that rank; the next step works, unless it left others "
+                    "waiting in a collective of its own",
                 )
             )
             self.error.__cause__ = error
