@@ -1,0 +1,1 @@
+"""A U-shaped network in NumPy that denoises images, in pipeline stages; see train.py."""
