@@ -76,6 +76,46 @@ def test_coupled_heat_equals_one_process(count):
     assert "the solver waited" in text
 
 
+SMALL_UNET = ["--side", "8", "--width", "4", "--layers", "4", "--heads", "2", "--images", "8"]
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        (1, []),
+        (2, ["--schedule", "gpipe"]),
+        (4, ["--schedule", "eager-1f1b", "--weight-delay"]),
+        (4, ["--schedule", "zb-h1", "--ranks", "1x2,2"]),
+    ],
+)
+def test_unet_equals_one_process(count, words):
+    words = [*SMALL_UNET, "--steps", "3", "--dtype", "float64", "--check", *words]
+    text = run(count, "unet/train.py", *words)
+    assert "step    3 of 3: loss" in text
+    assert re.search(r"to one process: losses \S+, gradients \S+: equal", text), text
+
+
+def test_unet_resumes(tmp_path):
+    words = [*SMALL_UNET, "--steps"]
+    straight = run(2, "unet/train.py", *words, "6", "--checkpoint", str(tmp_path / "other"))
+    run(2, "unet/train.py", *words, "3", "--checkpoint", str(tmp_path))
+    resumed = run(2, "unet/train.py", *words, "6", "--resume", str(tmp_path))
+    assert resumed.splitlines() == straight.splitlines()[3:]
+
+
+def test_unet_says_what_is_wrong():
+    for words, said in (
+        (["--layers", "3"], "layers must be even"),
+        (["--ranks", "2,2"], "--ranks 2,2 does not make 2 ranks"),
+        (["--images", "9"], "micro-batches must divide the images"),
+        (["--resume", "/nonexistent"], "no checkpoint"),
+    ):
+        lines: list[str] = []
+        argv = [str(EXAMPLES / "unet" / "train.py"), *words]
+        assert run_ranks(2, argv, on_line=lines.append, timeout_s=TIMEOUT_S, import_from=ROOT) == 2
+        assert said in "\n".join(lines)
+
+
 @pytest.mark.parametrize("name", ["reshard.py", "coupled_heat.py"])
 def test_started_without_mpiexec_they_say_how(name):
     ended = alone(name)
