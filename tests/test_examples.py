@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -51,7 +52,12 @@ def alone(name: str, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_example_is_tested_here():
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {"reshard.py", "coupled_heat.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {
+        "reshard.py",
+        "coupled_heat.py",
+        "jax_pipeline.py",
+        "torch_pipeline.py",
+    }
 
 
 @pytest.mark.parametrize("count", [2, 4, 5])
@@ -74,6 +80,19 @@ def test_coupled_heat_equals_one_process(count):
     assert found is not None, text
     assert float(found.group(1)) < 1e-12
     assert "the solver waited" in text
+
+
+# 3 ranks: one in the first stage, and uneven points in the second.
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize(("library", "title"), [("jax", "JAX"), ("torch", "PyTorch")])
+def test_pipelines_of_other_libraries_equal_one_process(library, title, count):
+    text = run(count, f"{library}_pipeline.py", "--steps", "20")
+    if importlib.util.find_spec(library) is None:
+        assert text == f"skipped, as this example needs {title}: pip install {library}"
+        pytest.skip(f"{library} is not installed")
+    losses = [float(loss) for loss in re.findall(r"of 20: loss (\S+)", text)]
+    assert losses[-1] < losses[0]
+    assert re.search(r"difference to one process: losses \S+, weights \S+: equal", text), text
 
 
 SMALL_UNET = ["--side", "8", "--width", "4", "--layers", "4", "--heads", "2", "--images", "8"]
