@@ -82,7 +82,8 @@ class Stages:
         names, weights = zip(*self.module.named_parameters(), strict=True)
         inputs = {}
         if stage == 0:
-            found = torch.autograd.grad(saved, weights, torch.from_numpy(gradients["hidden"]))
+            of_hidden = torch.from_numpy(gradients["hidden"])
+            found = [*torch.autograd.grad(saved, weights, of_hidden)]
         else:
             hidden, loss = saved
             of_hidden, *found = torch.autograd.grad(loss, [hidden, *weights])

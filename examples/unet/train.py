@@ -18,9 +18,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+# Ranks share the cores: a BLAS that takes all of them in every rank makes this many times slower.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 from mpi4py import MPI
