@@ -112,8 +112,7 @@ def pipelined(steps: int, comm: MPI.Intracomm) -> tuple[list[float], dict[str, A
         group = world.communicator(meshes[stage])
         assert group is not None  # every rank is in a stage
         stages = Stages(module, group)
-        callbacks: Any = stages  # those that this schedule needs; it has no I and W
-        with Driver(pipe, world, callbacks, gradient_scale=1 / MICROBATCHES) as driver:
+        with Driver(pipe, world, stages, gradient_scale=1 / MICROBATCHES) as driver:
             for step in range(steps):
                 data = np.split(spirals(step)[stage], MICROBATCHES)
                 shares = driver.step([part[mine] for part in data])
