@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from mpi4py import MPI
 
 import xmesh
 from unet.data import Images
 from unet.layers import Array, Later
 from unet.model import Part, PullPart, loss_of
 from unet.settings import Settings
+from unet.sums import Sum
 from xmesh.pipeline import Backward, BackwardInput, Edge, Forward
 
 #: Of images on an edge: cut over the data-parallel axis of a mesh, alike along the other one.
@@ -97,13 +97,12 @@ class Computation:
     def __init__(self, stages: Stages, weights: Mapping[str, Array], world: xmesh.World) -> None:
         self._stages = stages
         self._parts: dict[int, Part] = {}
-        self._copies: dict[int, MPI.Intracomm] = {}
+        self._over_images: dict[int, Sum] = {}
         for stage, mesh in enumerate(stages.meshes):
             copies, cut = (world.communicator(mesh, axis) for axis in ("data", "tensor"))
             if copies is not None and cut is not None:
-                total = Total(cut) if cut.size > 1 else None
-                part = Part(stages.settings.network, stages.layers(stage), weights, total)
-                self._parts[stage], self._copies[stage] = part, copies
+                part = Part(stages.settings.network, stages.layers(stage), weights, Sum(cut))
+                self._parts[stage], self._over_images[stage] = part, Sum(copies)
 
     def forward(
         self, stage: int, microbatch: int, inputs: dict[str, Array], data: Images
@@ -149,23 +148,9 @@ class Computation:
 
     def reduce(self, stage: int, gradients: dict[str, Array]) -> None:
         """Sum over the ranks that had other images, in one message."""
-        if self._copies[stage].size == 1:
-            return
         names = sorted(gradients)
         flat = np.concatenate([gradients[name].ravel() for name in names])
-        self._copies[stage].Allreduce(MPI.IN_PLACE, flat)
+        flat = self._over_images[stage](flat)
         ends = np.cumsum([gradients[name].size for name in names])
         for name, part in zip(names, np.split(flat, ends[:-1]), strict=True):
             gradients[name][...] = part.reshape(gradients[name].shape)
-
-
-class Total:
-    """The sum of an array over the ranks of a communicator."""
-
-    def __init__(self, comm: MPI.Intracomm) -> None:
-        self._comm = comm
-
-    def __call__(self, array: Array) -> Array:
-        total = np.empty(array.shape, array.dtype)
-        self._comm.Allreduce(np.ascontiguousarray(array), total)
-        return total
