@@ -147,7 +147,7 @@ def test_a_checkpoint_brings_back_the_same_losses(tmp_path):
         checkpoint.save(tmp_path / "deep" / "run", steps, begun.state())
     (tmp_path / "deep" / "run" / "step-000009.part").touch()  # from a program that was ended
     resumed = Alone(SMALL)
-    steps, state = checkpoint.load(tmp_path / "deep" / "run")
+    steps, state = checkpoint.load(tmp_path / "deep" / "run", SMALL.network)
     resumed.restore(state)
     assert steps == 3
     assert [resumed.step(step) for step in range(3, 6)] == losses[3:]
@@ -156,7 +156,14 @@ def test_a_checkpoint_brings_back_the_same_losses(tmp_path):
 def test_no_checkpoint(tmp_path):
     for folder in (tmp_path, tmp_path / "none"):
         with pytest.raises(FileNotFoundError, match="no checkpoint"):
-            checkpoint.load(folder)
+            checkpoint.load(folder, SMALL.network)
+
+
+def test_a_checkpoint_of_another_network(tmp_path):
+    checkpoint.save(tmp_path, 1, Alone(SMALL).state())
+    for other in (Network(8, 8, 4, 2), Network(8, 4, 2, 2)):
+        with pytest.raises(ValueError, match=r"step-000001.npz is of another network than"):
+            checkpoint.load(tmp_path, other)
 
 
 @pytest.mark.parametrize("numbers", [(8, 4, 3, 2), (6, 4, 4, 2), (8, 5, 4, 2), (8, 0, 4, 2)])

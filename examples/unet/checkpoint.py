@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from unet.layers import Array
+from unet.model import Network
 
 _FILE = re.compile(r"step-(\d{6,})\.npz")
 
@@ -29,7 +30,7 @@ def save(folder: Path, steps: int, arrays: Mapping[str, Array]) -> Path:
     return path
 
 
-def load(folder: Path) -> tuple[int, dict[str, Array]]:
+def load(folder: Path, network: Network) -> tuple[int, dict[str, Array]]:
     """The last checkpoint of a folder.
 
     Returns:
@@ -37,6 +38,7 @@ def load(folder: Path) -> tuple[int, dict[str, Array]]:
 
     Raises:
         FileNotFoundError: there is none.
+        ValueError: it is of another network.
     """
     names = os.listdir(folder) if folder.is_dir() else []
     found = {int(match[1]): name for name in names if (match := _FILE.fullmatch(name))}
@@ -44,4 +46,9 @@ def load(folder: Path) -> tuple[int, dict[str, Array]]:
         raise FileNotFoundError(f"no checkpoint step-000000.npz, of any number, in {folder}")
     steps = max(found)
     with np.load(folder / found[steps]) as file:
-        return steps, {name: file[name] for name in file.files}
+        arrays = {name: file[name] for name in file.files}
+    wanted = {name: weight.shape for name, weight in network.weights().items()}
+    # Names are such as "mean/3.conv1"; each weight has as many arrays as the others.
+    if {name.rpartition("/")[2]: array.shape for name, array in arrays.items()} != wanted:
+        raise ValueError(f"{folder / found[steps]} is of another network than {network}")
+    return steps, arrays

@@ -152,7 +152,7 @@ def train(args: argparse.Namespace, comm: MPI.Intracomm, trainer: Alone | Pipeli
     """The loop; False where a check failed."""
     first = 0
     if args.resume is not None:
-        first, state = checkpoint.load(args.resume)
+        first, state = checkpoint.load(args.resume, trainer.settings.network)
         trainer.restore(state)
     check = None
     if args.check:

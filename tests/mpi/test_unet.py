@@ -99,7 +99,7 @@ def test_resumed_training_has_the_same_losses(world, comm, tmp_path):
                     checkpoint.save(folder, step, state)
             losses.append(straight.step(step))
     comm.barrier()
-    first, state = checkpoint.load(folder)
+    first, state = checkpoint.load(folder, SETTINGS.network)
     assert first == 4
     with Pipelined(SETTINGS, world, groups) as resumed:
         resumed.restore(state)
