@@ -22,12 +22,14 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 # Ranks share the cores: a BLAS that takes all of them in every rank makes this many times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 from mpi4py import MPI
+from rich.console import Console
 from rich.progress import Progress
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this folder is package unet
@@ -148,12 +150,26 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def train(args: argparse.Namespace, comm: MPI.Intracomm, trainer: Alone | Pipelined) -> bool:
+def resume(folder: Path, comm: MPI.Intracomm, trainer: Alone | Pipelined) -> int:
+    """Go on from the last checkpoint of a folder, which rank 0 reads; steps that were done."""
+    found: Any = None
+    if comm.rank == 0:
+        try:
+            found = checkpoint.load(folder, trainer.settings.network)
+        except Exception as error:
+            found = error  # told to all ranks, which would otherwise wait for this one
+    found = comm.bcast(found)
+    if isinstance(found, Exception):
+        raise found
+    steps, state = found
+    trainer.restore(state)
+    return int(steps)
+
+
+def train(
+    args: argparse.Namespace, comm: MPI.Intracomm, trainer: Alone | Pipelined, first: int
+) -> bool:
     """The loop; False where a check failed."""
-    first = 0
-    if args.resume is not None:
-        first, state = checkpoint.load(args.resume, trainer.settings.network)
-        trainer.restore(state)
     check = None
     if args.check:
         state = trainer.state()
@@ -178,13 +194,14 @@ def train(args: argparse.Namespace, comm: MPI.Intracomm, trainer: Alone | Pipeli
 @contextlib.contextmanager
 def bar(steps: int, first: int, shown: bool) -> Iterator[Callable[[int, float], None]]:
     """A progress bar with the loss; where there is no terminal, lines."""
-    with Progress(disable=not shown or not sys.stdout.isatty()) as progress:
+    console = Console(highlight=False, soft_wrap=True, quiet=not shown)
+    with Progress(console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=steps, completed=first)
 
         def advance(step: int, loss: float) -> None:
             progress.update(task, advance=1, description=f"loss {loss:.4f}")
-            if shown and (step in (first, steps - 1) or (step + 1) % max(1, steps // 10) == 0):
-                progress.print(f"step {step + 1:4d} of {steps}: loss {loss:.6f}")
+            if step in (first, steps - 1) or (step + 1) % max(1, steps // 10) == 0:
+                console.print(f"step {step + 1:4d} of {steps}: loss {loss:.6f}")
 
         yield advance
 
@@ -192,16 +209,18 @@ def bar(steps: int, first: int, shown: bool) -> Iterator[Callable[[int, float], 
 def main() -> int:
     args = arguments()
     comm = MPI.COMM_WORLD
-    try:
-        network = Network(args.side, args.width, args.layers, args.heads)
-        settings = Settings(network, args.images, args.dtype, args.rate, args.seed)
-        with trainer_of(args, settings, comm) as trainer:
-            right = train(args, comm, trainer)
-    except (ValueError, FileNotFoundError, xmesh.errors.XmeshError) as error:
-        # Of arguments, which are the same on all ranks.
-        if comm.rank == 0:
-            say(str(error))
-        return 2
+    with contextlib.ExitStack() as stack:
+        try:
+            network = Network(args.side, args.width, args.layers, args.heads)
+            settings = Settings(network, args.images, args.dtype, args.rate, args.seed)
+            trainer = stack.enter_context(trainer_of(args, settings, comm))
+            first = 0 if args.resume is None else resume(args.resume, comm, trainer)
+        except (ValueError, FileNotFoundError, xmesh.errors.XmeshError) as error:
+            # All ranks have the same one: of arguments, or of a checkpoint.
+            if comm.rank == 0:
+                say(str(error))
+            return 2
+        right = train(args, comm, trainer, first)
     return 0 if comm.bcast(right) else 1
 
 
