@@ -222,7 +222,7 @@ def agree(
             )
         )
 
-    context.progress.active.append(agreement)
+    context.progress.add(agreement)
     try:
         context.progress.wait(agreement, timeout_s, give_up, sleep)
     except BaseException:
@@ -231,7 +231,7 @@ def agree(
         context.gave_up = True
         raise
     finally:
-        context.progress.active.remove(agreement)
+        context.progress.remove(agreement)
     verdict = agreement.verdict or record
     error = verdict.error()
     if error is not None:

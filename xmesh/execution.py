@@ -23,12 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmesh.arrays import Bytes, contiguous_bytes, pack, raw, unpack
+from xmesh.planner.fair import SENDS_IN_FLIGHT
 from xmesh.program import Message, Piece, Program, Region
 from xmesh.staging import Staging
 from xmesh.transport.base import Endpoint, Handle
 
-#: Sends in flight: enough to hide the latency between two chunks; more would undo the order.
-SENDS_IN_FLIGHT = 4
 #: Receives posted ahead on one line (a peer and a channel), and on all lines together.
 RECEIVES_PER_LINE = 6
 RECEIVES_POSTED = 64

@@ -5,6 +5,7 @@ A rank that waits for one transfer may be the relay of another, so a wait steps 
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -42,16 +43,33 @@ class Steppable(Protocol):
 
 
 class Progress:
-    """What is in flight, and the loop that waits for it."""
+    """What is in flight, and the loop that waits for it.
+
+    Attributes:
+        lock: held while anything in flight is looked at or changed. A thread may move transfers on
+            while another one computes, and starts some of its own in between.
+    """
 
     def __init__(self) -> None:
-        self.active: list[Steppable] = []
+        self.lock = threading.RLock()
+        self._active: list[Steppable] = []
+
+    def add(self, item: Steppable) -> None:
+        """Move it on, too, from now on."""
+        with self.lock:
+            self._active.append(item)
+
+    def remove(self, item: Steppable) -> None:
+        """Leave it alone from now on."""
+        with self.lock:
+            self._active.remove(item)
 
     def step(self) -> bool:
         """Move everything on once; True when anything happened."""
         moved = False
-        for item in tuple(self.active):
-            moved |= item.step()
+        with self.lock:
+            for item in tuple(self._active):
+                moved |= item.step()
         return moved
 
     def wait(
@@ -78,6 +96,7 @@ class Progress:
                 return
             # Also while something moves: that may be another transfer, without end.
             if time.monotonic() > deadline or (pause is None and idle > 10_000):
-                raise give_up()
+                with self.lock:
+                    raise give_up()
             if idle and pause is not None:
                 pause(idle)

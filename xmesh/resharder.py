@@ -154,14 +154,20 @@ class Resharder:
             )
         # Calls may end out of order: what counts is the oldest, whose tags would be used again. All
         # ranks must make the call, so it waits where it might have been refused.
-        while self._in_flight and self._calls - self._in_flight[0].call >= CALLS_IN_FLIGHT:
-            self._in_flight[0].finish(self._timeout_s)
+        oldest = next(iter(self._in_flight), None)
+        while oldest is not None and self._calls - oldest.call >= CALLS_IN_FLIGHT:
+            oldest.finish(self._timeout_s)
+            oldest = next(iter(self._in_flight), None)
         if self._trace is not None:
             self._trace.begin_call(self._calls)
-        loopback = self._binding.loopback
-        if loopback:
+        if self._binding.loopback:
             _require_mapping(local, self.plan)
             _require_mapping(out, self.plan)
+        with self._binding.progress.lock:
+            return self._start(local, out)
+
+    def _start(self, local: Any, out: Any) -> Request:
+        loopback = self._binding.loopback
         parts = []
         for member in self._members:
             mine = (local or {}).get(member.rank) if loopback else local
@@ -178,27 +184,31 @@ class Resharder:
         request.step()
         if not request.over:
             self._in_flight.append(request)
-            self._binding.progress.active.append(request)
+            self._binding.progress.add(request)
         return request
 
     def close(self) -> None:
         """Free communicators and buffers. Requests in flight are given up. Idempotent."""
         if not self._closed:
             self._closed = "close() was called"
-            try:
-                for request in list(self._in_flight):
-                    request._give_up(
-                        ClosedError(
-                            explain(
-                                "a resharder was closed while a call was in flight",
-                                context=f"tensor {self.plan.name!r}",
-                                remedy="wait for its requests before close()",
-                            )
+            with self._binding.progress.lock:
+                self._close()
+
+    def _close(self) -> None:
+        try:
+            for request in list(self._in_flight):
+                request._give_up(
+                    ClosedError(
+                        explain(
+                            "a resharder was closed while a call was in flight",
+                            context=f"tensor {self.plan.name!r}",
+                            remedy="wait for its requests before close()",
                         )
                     )
-            finally:
-                self._binding.release()
-                self._members = []
+                )
+        finally:
+            self._binding.release()
+            self._members = []
 
     def __enter__(self) -> Resharder:
         return self
@@ -214,7 +224,7 @@ class Resharder:
     def _finished(self, request: Request) -> None:
         if request in self._in_flight:  # not when it ended as soon as it began
             self._in_flight.remove(request)
-            self._binding.progress.active.remove(request)
+            self._binding.progress.remove(request)
         if self._trace is not None:
             self._trace.end_call(request.call)
 
@@ -230,6 +240,11 @@ class Request:
         self.over = False
         self._error: XmeshError | None = None
         self._when_over: Callable[[], object] | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Over, and not done."""
+        return self._error is not None
 
     def when_over(self, call: Callable[[], object]) -> None:
         """Have something called once, as soon as this call is seen to be done or to have failed."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from xmesh.world import World
 
 #: Messages up to which a plan is simulated beside its measured run.
-_MAX_SIMULATED = 50_000
+_MAX_SIMULATED = 10_000
 
 
 class Trace:

@@ -209,7 +209,7 @@ def pipeline(name: str, groups: int, count: int, seed: int = 0, **options: Any):
 @pytest.mark.parametrize(("name", "weight_delay", "chunks"), TRAINING)
 @pytest.mark.parametrize("skips", [0, 2])
 def test_every_schedule_gives_what_one_process_does(comm, name, weight_delay, chunks, skips):
-    for seed, groups, count in ((1, min(2, SIZE), 3), (2, min(4, SIZE), 5), (3, SIZE, 1)):
+    for seed, groups, count in ((1, min(2, SIZE), 3), (2, min(4, SIZE), 5), (3, min(6, SIZE), 1)):
         options = {"weight_delay": weight_delay, "chunks": chunks, "skips": skips}
         model, pipe = pipeline(name, groups, count, seed, **options)
         stage = Stage(model, pipe, comm.rank)
@@ -321,6 +321,87 @@ def test_a_weight_that_changes_its_shape_is_refused(comm):
         assert "same shape and dtype at all times" in str(error)
 
 
+class OddWeights(Stage):
+    """The last stage's gradient has another name, or another shape, than the first one's."""
+
+    odd: dict[str, np.ndarray]
+
+    def backward_weight(self, stage, microbatch, saved):
+        return {"shared": np.zeros(3)} if stage == 0 else self.odd
+
+
+@pytest.mark.skipif(SIZE % 2 != 0, reason="needs two meshes of one shape")
+@pytest.mark.parametrize(
+    ("odd", "text"),
+    [
+        ({"share": np.zeros(3)}, "no 'shared' among those of stage 1: share"),
+        ({"shared": np.zeros(4)}, r"stage 0: (3,) float64, stage 1: (4,) float64"),
+    ],
+)
+def test_tied_weights_that_do_not_match_are_refused_on_all_ranks(comm, odd, text):
+    """A rank that raised alone would leave the others in the sum for ever."""
+    model = Model(2)
+    meshes = cut_in_groups(2)
+    pipe = Pipeline(meshes, model.edges, "1f1b", 2, tied=[Tied("shared", (0, 1))])
+    stage = OddWeights(model, pipe, comm.rank)
+    stage.odd = odd
+    with World(comm) as world, Driver(pipe, world, stage, timeout_s=60) as driver:
+        for _ in range(2):
+            error = raised(lambda: driver.step(batch_of(2, 0)))
+            assert isinstance(error, CallbackError)
+            assert text in str(error), error
+
+
+def test_gradients_that_cannot_be_scaled_are_refused_on_all_ranks(comm):
+    model, pipe = pipeline("1f1b", min(2, SIZE), 2)
+    stage = Stage(model, pipe, comm.rank)
+    if comm.rank == 0:
+        vars(stage)["backward_weight"] = lambda *_: {"w": np.ones(2, np.int64)}
+    with World(comm) as world:
+        driver = Driver(pipe, world, stage, gradient_scale=0.25, timeout_s=60)
+        with driver:
+            error = raised(lambda: driver.step(batch_of(2, 0)))
+            assert isinstance(error, CallbackError)
+            assert "REDUCE" in str(error)
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs two stages")
+def test_callbacks_may_differ_from_stage_to_stage(comm):
+    """Whether there is a `reduce` is each rank's own affair."""
+    model, pipe = pipeline("1f1b", 2, 2)
+
+    class Plain:
+        """Stage without reduce."""
+
+        def __init__(self, stage: Stage) -> None:
+            self.forward, self.backward = stage.forward, stage.backward
+
+    stage = Stage(model, pipe, comm.rank)
+    callbacks = Plain(stage) if comm.rank in pipe.stages[0] else stage
+    with World(comm) as world, Driver(pipe, world, callbacks, timeout_s=60) as driver:
+        for step in range(3):
+            batch = batch_of(2, step)
+            draws.together(comm, compare(driver, stage, driver.step(batch), batch))
+
+
+def test_a_callback_may_use_the_same_world(comm):
+    """A progress thread moves transfers on meanwhile; both look at what is in flight."""
+    model, pipe = pipeline("eager-1f1b", min(2, SIZE), 4)
+    stage = Stage(model, pipe, comm.rank)
+    with World(comm) as world, Driver(pipe, world, stage, timeout_s=60) as driver:
+
+        def before(op: str, number: int, microbatch: int) -> None:
+            line = world.communicator(pipe.stages[number])  # made at the first call
+            assert line is not None
+            line.allreduce(1)
+            time.sleep(0.001)
+
+        stage.before = before
+        for step in range(3):
+            batch = batch_of(4, step)
+            draws.together(comm, compare(driver, stage, driver.step(batch), batch))
+
+
 # --- Errors -------------------------------------------------------------------------------------
 
 
@@ -406,26 +487,29 @@ def test_an_error_at_the_end_of_a_step_reaches_all(comm):
         assert "REDUCE" in str(error)
 
 
-def test_too_few_micro_batches_on_one_rank(comm):
+@pytest.mark.parametrize("short", [2, None])
+def test_too_few_micro_batches_on_one_rank(comm, short):
     model, pipe = pipeline("1f1b", min(2, SIZE), 3)
     stage = Stage(model, pipe, comm.rank)
     with World(comm) as world, Driver(pipe, world, stage, timeout_s=60) as driver:
-        error = raised(lambda: driver.step(batch_of(2 if comm.rank == 0 else 3, 0)))
+        wrong: Any = batch_of(2, 0) if short else iter(batch_of(3, 0))
+        error = raised(lambda: driver.step(wrong if comm.rank == 0 else batch_of(3, 0)))
         assert isinstance(error, CallbackError)
-        assert "2 items, 3 micro-batches" in str(error)
+        assert ("2 items" if short else "list_iterator") + ", 3 micro-batches" in str(error)
         batch = batch_of(3, 1)
         draws.together(comm, compare(driver, stage, driver.step(batch), batch))
 
 
 @pytest.mark.skipif(SIZE < 2, reason="one rank agrees with itself")
-@pytest.mark.parametrize("what", ["schedule", "scale", "edge"])
+@pytest.mark.parametrize("what", ["schedule", "scale", "edge", "strategy"])
 def test_ranks_that_run_different_pipelines_are_told(comm, what):
     odd = comm.rank == SIZE - 1
     name = "gpipe" if odd and what == "schedule" else "1f1b"
     model = Model(2)
     if odd and what == "edge":  # shapes that were exchanged on the wrong group
         model.edges[0] = dataclasses.replace(model.edges[0], shape=(5, 6))
-    pipe = Pipeline(cut_in_groups(2), model.edges, name, 4)
+    strategy = "send_recv" if odd and what == "strategy" else "auto"
+    pipe = Pipeline(cut_in_groups(2), model.edges, name, 4, strategy=strategy)
     scale = 0.5 if odd and what == "scale" else 1.0
     with World(comm) as world:
         error = raised(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -81,6 +79,7 @@ def test_plans_over_several_nics_are_sound(pair, ranks_per_host, nics, strategy,
     topology = Topology.uniform(64, ranks_per_host, min(nics, ranks_per_host))
     made = plan(src, dst, "int64", topology, strategy, scheduler, cost=SLOW)
     check(made)
-    keys = [transfer.order for transfer in made.transfers()]
-    assert len(set(keys)) == len(keys)
-    assert math.isfinite(simulate(made).makespan_s)
+    assert made.makespan_s >= made.lower_bound_s * (1 - 1e-9)
+    whole = plan(src, dst, "int64", topology, strategy, "load_balance", cost=SLOW)
+    # What is divided is never worse than what the paper's heuristic does with whole tasks.
+    assert made.makespan_s <= whole.makespan_s * (1 + 1e-9) or scheduler == "greedy"

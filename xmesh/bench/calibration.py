@@ -12,6 +12,7 @@ import numpy as np
 
 from xmesh.bench.waiting import quiet_barrier
 from xmesh.planner import CostModel
+from xmesh.planner.fair import SENDS_IN_FLIGHT
 from xmesh.topology import Topology
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ _SMALL_NBYTES = 64
 #: Sizes by which the largest eager message is found, and how long one may take to be taken over.
 _EAGER_NBYTES = tuple(2**power for power in range(10, 25))
 _EAGER_S = 0.05
-#: Messages in flight when bandwidth is measured, as many as the executor keeps.
-_IN_FLIGHT = 4
 
 
 @dataclass(frozen=True)
@@ -164,7 +163,7 @@ def _stream_s(comm: MPI.Intracomm, peer: int, first: bool, nbytes: int) -> float
     start_s = time.perf_counter()
     requests: list[MPI.Request] = []
     for piece in chunks:
-        if len(requests) >= _IN_FLIGHT:
+        if len(requests) >= SENDS_IN_FLIGHT:
             requests.pop(0).Wait()
         requests.append(post([piece, MPI.BYTE], peer))
     MPI.Request.Waitall(requests)

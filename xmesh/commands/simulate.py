@@ -29,6 +29,8 @@ from xmesh.topology import Topology
 
 #: Messages that are simulated unless more are asked for: about a minute, and 1 GB of memory.
 MAX_MESSAGES = 1_000_000
+#: The same where they share NICs fairly, which takes longer the more flows there are.
+MAX_FAIR_MESSAGES = 20_000
 #: Messages of a whole trace; viewers open some hundred MB.
 MAX_TRACED = 250_000
 _EXAMPLE = f"""\
@@ -74,9 +76,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-messages",
         type=int,
-        default=MAX_MESSAGES,
         metavar="N",
-        help=f"refuse a plan of more messages ({MAX_MESSAGES:,})",
+        help=f"refuse a plan of more messages ({MAX_MESSAGES:,}; {MAX_FAIR_MESSAGES:,} that share)",
     )
     add_resharding_arguments(parser)
 
@@ -98,7 +99,8 @@ def run(args: argparse.Namespace) -> int:
         made = Plan.from_json(_text(args.what[0] if args.what else "-"))
         # Not only the simulation: what it is compared with must be of the same rates.
         plan = replace(made, cost=cost_of(args, made.cost) or made.cost)
-    _require_size(plan, args.max_messages)
+    most = MAX_FAIR_MESSAGES if args.sharing == "fair" else MAX_MESSAGES
+    _require_size(plan, most if args.max_messages is None else args.max_messages)
     if args.figure:
         from xmesh.figure import figure_class
 
@@ -133,8 +135,8 @@ def _require_size(plan: Plan, most: int) -> None:
             explain(
                 f"a simulation follows every message, up to {most:,}",
                 values=f"{'' if exact else 'about '}{count:,} messages",
-                context=f"{plan.src.describe()} -> {plan.dst.describe()}; a million messages take "
-                "about a minute and 1 GB of memory",
+                context=f"{plan.src.describe()} -> {plan.dst.describe()}; a million messages, or "
+                "twenty thousand that share NICs, take about a minute",
                 remedy="describe fewer hosts, larger chunks (--chunk-mbytes), or layouts that cut "
                 f"the array less finely; --max-messages {count} simulates it all the same",
             )

@@ -24,15 +24,12 @@ _IDLE_S = 200e-6
 class Background:
     """Lets transfers go on while the body of a ``with`` runs.
 
-    Whoever else uses the transfers holds ``lock`` meanwhile.
-
     Args:
         progress: what is in flight.
         thread: start a thread; without, nothing happens.
     """
 
     def __init__(self, progress: Progress, thread: bool) -> None:
-        self.lock = threading.Lock()
         self._progress = progress
         self._computing = threading.Event()
         self._closed = False
@@ -57,8 +54,7 @@ class Background:
             self._computing.wait()
             if self._closed:
                 return
-            with self.lock:
-                moved = self._computing.is_set() and self._progress.step()
+            moved = self._progress.step()
             time.sleep(_MOVING_S if moved else _IDLE_S)
 
     def close(self) -> None:

@@ -52,6 +52,9 @@ class BackwardInput(NamedTuple):
 class Callbacks(Protocol):
     """What a user writes; an object with those of these methods that the schedule calls.
 
+    Arrays that are returned for edges are sent from where they lie: leave them alone until the step
+    has ended. A new array for each micro-batch does, one buffer that is written again does not.
+
     Gradients of an edge are cut as its activation is. Where its layout has replicas, each gives the
     same gradient, already summed over what they share. A method may use communicators of its own,
     if MPI was initialised for threads, as mpi4py does.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from xmesh.agreement import Agreement, Record
+from xmesh.agreement import Agreement, Record, short
 from xmesh.binding import TIMEOUT_S, connect, context_of, require_ranks
 from xmesh.errors import (
     ClosedError,
@@ -31,7 +32,7 @@ from xmesh.transport.base import Endpoint
 from xmesh.wait_policy import choose_pause, wanted_policy
 
 if TYPE_CHECKING:
-    from xmesh.planner import CostModel
+    from xmesh.planner import CostModel, Plan
     from xmesh.world import World
 
 _CALLED_BY = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
@@ -116,17 +117,27 @@ class Driver:
             if problem is not None:
                 raise problem
             return
-        endpoint = self._connect(problem)
+        endpoint = self._connect(plans, problem)
         self.pause = choose_pause(wait, endpoint.own_cores)
+        try:
+            self._make(plans, transport)
+            self._background = Background(self._context.progress, thread)
+        except BaseException:
+            self.close()
+            raise
+
+    def _make(self, plans: Mapping[tuple[str, bool], Plan], transport: str) -> None:
+        """Resharders, and communicators for tied weights."""
         for key, made in plans.items():
             if self.rank in made.src.ranks:
                 self.shapes[key] = made.src.local_shape(self.rank)
             if self.rank in made.ranks:
                 self.resharders[key] = Resharder(
-                    made, world, transport=transport, timeout_s=self.timeout_s
+                    made, self.world, transport=transport, timeout_s=self.timeout_s
                 )
-        self._tied = [TiedSum(pipe, tied, world) for tied in pipe.tied]
-        self._background = Background(self._context.progress, thread)
+        self._tied = [
+            TiedSum(self.pipe, tied, self.world, self.timeout_s) for tied in self.pipe.tied
+        ]
 
     @property
     def gradients(self) -> dict[int, dict[str, Any]]:
@@ -164,20 +175,16 @@ class Driver:
         run = Step(self, self._gradients, self._background, microbatches)
         try:
             run.compute()
-            self._agree(run.error)
-            if run.lost is not None:
-                raise run.lost
+            self._agree(run)
             if not self.pipe.schedule.forward_only:
+                run.scale(self._tied)
+                self._agree(run)
                 run.reduce(self._tied)
-                if self._tied or hasattr(self.callbacks, "reduce"):
-                    self._agree(run.error)
-        except TransferTimeout as error:
-            self._give_up(run, f"it gave up: {str(error).splitlines()[0]}")
-            raise
-        except XmeshError:
-            raise  # on all ranks, after all transfers
+                self._agree(run)
         except BaseException as error:
-            self._give_up(run, f"it was interrupted by {type(error).__name__}")
+            if not (isinstance(error, XmeshError) and run.agreed):
+                # Not all ranks know of it, and transfers may be under way.
+                self._give_up(run, f"it gave up: {str(error).splitlines()[:1]}")
             raise
         finally:
             self.peak_activations = run.peak_activations
@@ -185,8 +192,7 @@ class Driver:
 
     def poll(self) -> None:
         """Move transfers on; for long callbacks where there is no progress thread."""
-        with self._background.lock:
-            self._context.progress.step()
+        self._context.progress.step()
 
     def measured(self) -> Measured | None:
         """The last step as it really was; all ranks of the World call it.
@@ -223,13 +229,16 @@ class Driver:
 
     # --- Agreement --------------------------------------------------------------------------------
 
-    def _connect(self, problem: XmeshError | None) -> Endpoint:
+    def _connect(
+        self, plans: Mapping[tuple[str, bool], Plan], problem: XmeshError | None
+    ) -> Endpoint:
         """Compare pipelines and options with the other ranks."""
         pipe = self.pipe
         shared = {
             "schedule and edges": program_digest(pipe.program, pipe.edges).hex()[:16],
-            "stages": str([str(mesh) for mesh in pipe.stages])[:200],
-            "tied": str(pipe.tied)[:200],
+            "stages": short([str(mesh) for mesh in pipe.stages]),
+            "tied": short(str(pipe.tied)),
+            "plans (strategy, scheduler, cost)": short([made.fields() for made in plans.values()]),
             "gradient_scale": repr(self.gradient_scale),
         }
         record = Record(self.rank, "pipeline", shared)
@@ -243,12 +252,15 @@ class Driver:
         self._agreement_endpoint, self._agreement_tag = endpoint, verdict.next_tag
         return endpoint
 
-    def _agree(self, error: XmeshError | None) -> None:
-        """Raise on all ranks what any rank has met."""
+    def _agree(self, run: Step) -> None:
+        """Raise on all ranks what any rank has met; what began it before what came of it."""
         assert self._agreement_endpoint is not None
         record = Record(self.rank)
+        error = run.error or run.lost
         if error is not None:
             record = Record.of_error(self.rank, error)
+            if run.error is None:
+                record = replace(record, error_rank=self.rank + self.world.comm.size)
         agreement = Agreement(self._agreement_endpoint, self._agreement_tag, record)
         progress = self._context.progress
 
@@ -263,19 +275,19 @@ class Driver:
                 )
             )
 
-        with self._background.lock:
-            progress.active.append(agreement)
-            try:
-                progress.wait(agreement, self.timeout_s, give_up, self.pause)
-            except BaseException:
-                agreement.abandon()
-                raise
-            finally:
-                progress.active.remove(agreement)
+        progress.add(agreement)
+        try:
+            progress.wait(agreement, self.timeout_s, give_up, self.pause)
+        except BaseException:
+            agreement.abandon()
+            raise
+        finally:
+            progress.remove(agreement)
         verdict = agreement.verdict
         found = None if verdict is None else verdict.error()
         if found is not None:
-            raise (found if error is None or str(error) != str(found) else error)
+            run.agreed = True
+            raise (error if error is not None and str(error) == str(found) else found)
 
     def _give_up(self, run: Step, why: str) -> None:
         run.abandon()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xmesh.clocks import wait_quietly
-from xmesh.errors import ArrayError, explain
+from xmesh.errors import ArrayError, TransferTimeout, explain
 from xmesh.mesh import DeviceMesh
 from xmesh.pipeline.pipe import Pipeline, Tied
 
@@ -82,26 +82,35 @@ class TiedSum:
     """Sums the gradients of one tied weight over its stages.
 
     Made by all ranks of these stages together.
+
+    Args:
+        pipe: whose weight it is.
+        tied: which one.
+        world: the ranks.
+        timeout_s: seconds to wait for the other stages.
     """
 
-    def __init__(self, pipe: Pipeline, tied: Tied, world: World) -> None:
-        self._tied = tied
+    def __init__(self, pipe: Pipeline, tied: Tied, world: World, timeout_s: float) -> None:
+        self._tied, self._timeout_s = tied, timeout_s
         rank = world.comm.rank
         self._mine = [stage for stage in tied.stages if rank in pipe.stages[stage]]
         meshes = list(dict.fromkeys(pipe.stages[stage] for stage in tied.stages))
         self._comm: MPI.Intracomm | None = None
+        #: Where others stayed away: MPI may still write to what these are about.
+        self._abandoned: list[MPI.Request] = []
+        self._compared = False
         if self._mine and len(meshes) > 1:
             # Ranks at one place of their meshes are a line along the first axis of this one.
             together = DeviceMesh([list(mesh.ranks) for mesh in meshes])
             self._comm = world.communicator(together, axis=0)
 
-    def __call__(self, gradients: Gradients) -> None:
-        """Sum it; the ranks that have it call this once per step.
+    def check(self, gradients: Gradients) -> None:
+        """Raise where a stage of this rank lacks the gradient, before anybody waits for it.
 
         Raises:
-            ArrayError: a stage has no gradient of that name.
+            ArrayError: a stage has no gradient of that name, or one of another shape or dtype.
         """
-        found = []
+        kinds = {}
         for stage in self._mine:
             if self._tied.name not in gradients.of_stage[stage]:
                 raise ArrayError(
@@ -112,7 +121,17 @@ class TiedSum:
                         remedy="return it from backward, or take the stage out of Tied",
                     )
                 )
-            found.append(gradients.of_stage[stage][self._tied.name])
+            kinds[stage] = _kind(gradients.of_stage[stage][self._tied.name])
+        self._require_alike(kinds)
+
+    def __call__(self, gradients: Gradients) -> None:
+        """Sum it; the ranks that have it call this once per step, when ``check`` passed on all.
+
+        Raises:
+            ArrayError: stages have gradients of other shapes; on all ranks that have it.
+            TransferTimeout: another stage stayed away.
+        """
+        found = [gradients.of_stage[stage][self._tied.name] for stage in self._mine]
         if not found:
             return
         total = found[0]
@@ -121,6 +140,39 @@ class TiedSum:
         if self._comm is not None:
             from mpi4py import MPI
 
-            wait_quietly(self._comm.Iallreduce(MPI.IN_PLACE, total), longest_sleep_s=50e-6)
+            if not self._compared:  # shapes stay the same afterwards, see Gradients.add
+                everyone = self._comm.allgather((self._mine[0], _kind(total)))
+                self._require_alike(dict(everyone))
+                self._compared = True
+            self._wait(self._comm.Iallreduce(MPI.IN_PLACE, total))
         for other in found[1:]:
             other[...] = total
+
+    def _wait(self, request: MPI.Request) -> None:
+        end_s = time.monotonic() + self._timeout_s
+        while not request.Test():
+            if time.monotonic() > end_s:
+                self._abandoned.append(request)
+                raise TransferTimeout(
+                    explain(
+                        f"all stages of a tied weight must sum it within {self._timeout_s:g} s",
+                        values=f"tied weight {self._tied.name!r} of stages {self._tied.stages}",
+                        remedy="look for an error on their ranks, or raise timeout_s",
+                    )
+                )
+            time.sleep(50e-6)
+
+    def _require_alike(self, kinds: Mapping[int, str]) -> None:
+        if len(set(kinds.values())) > 1:
+            raise ArrayError(
+                explain(
+                    "copies of a tied weight have gradients of one shape and dtype",
+                    values=", ".join(f"stage {stage}: {kind}" for stage, kind in kinds.items()),
+                    context=f"tied weight {self._tied.name!r}",
+                    remedy="give all copies the same shape, and none of them transposed",
+                )
+            )
+
+
+def _kind(array: Any) -> str:
+    return f"{tuple(array.shape)} {array.dtype}"

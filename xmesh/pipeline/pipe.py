@@ -44,7 +44,7 @@ class Pipeline:
         edges: what goes from stage to stage, each with specs and a shape.
         schedule: a name (see ``xmesh.pipeline.schedule``), the text of a schedule, or a
             PipelineSchedule.
-        num_microbatches: of each step; may be left out where the schedule has a number of its own.
+        num_microbatches: of each step; left out where ``schedule`` is no name, and has its own.
         weight_delay: see ``xmesh.pipeline.schedule``.
         chunks: likewise.
         tied: weights of which several stages have copies.
@@ -78,12 +78,18 @@ class Pipeline:
         elif schedule.split()[:1] != [schedule]:  # more than one word
             self.schedule = PipelineSchedule.parse(schedule)
         else:
+            if num_microbatches is None:
+                raise _refuse(
+                    "a schedule by name needs the number of micro-batches",
+                    f"{schedule!r} without one",
+                    f"pass num_microbatches={2 * len(groups)}, for example",
+                )
             if chunks is None and len(stages) > len(groups):
                 chunks = len(stages) // len(groups)
             self.schedule = schedule_of(
                 schedule,
                 len(groups),
-                1 if num_microbatches is None else num_microbatches,
+                num_microbatches,
                 weight_delay=weight_delay,
                 chunks=chunks,
             )

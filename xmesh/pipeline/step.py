@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from xmesh.clocks import now_s
-from xmesh.errors import CallbackError, TransferTimeout, XmeshError, explain
+from xmesh.errors import CallbackError, TransferTimeout, TransportError, XmeshError, explain
 from xmesh.pipeline.action import ALL, Action
 from xmesh.pipeline.background import Background
 from xmesh.pipeline.callbacks import Backward, BackwardInput, Forward
@@ -38,6 +38,7 @@ class Step:
         losses: of the micro-batches; empty where no stage of this rank has one.
         error: what went wrong here.
         lost: what came of an error elsewhere: data that did not arrive.
+        agreed: all ranks have learned of an error, after all transfers.
         peak_activations: for each stage, micro-batches that were live at one time at the most.
     """
 
@@ -57,6 +58,7 @@ class Step:
         self._data: Sequence[Any] = [None] * pipe.num_microbatches
         self.error: XmeshError | None = None
         self.lost: XmeshError | None = None
+        self.agreed = False
         self._failed = False
         if microbatches is not None:
             self._data = microbatches
@@ -88,19 +90,34 @@ class Step:
         if self._recorder is not None:
             self._recorder.end()
 
-    def reduce(self, tied: Sequence[TiedSum]) -> None:
-        """Scale gradients, sum tied ones, and let the callbacks reduce theirs."""
-        stages = self._schedule.stages_of_group(self._driver.group or 0)
+    def scale(self, tied: Sequence[TiedSum]) -> None:
+        """All micro-batches are in: scale gradients, and see whether tied ones are all there."""
+        stage = -1
         try:
-            for stage in stages:
+            for stage in self._gradients.of_stage:
                 self._gradients.finish(stage, self._driver.gradient_scale)
+            for each in tied:
+                each.check(self._gradients)
+        except Exception as error:
+            self._fail(Action("REDUCE", stage, ALL), error)
+
+    def reduce(self, tied: Sequence[TiedSum]) -> None:
+        """Sum tied gradients, and let the callbacks reduce theirs.
+
+        Raises:
+            TransferTimeout: another stage of a tied weight stayed away.
+        """
+        stage = min(self._gradients.of_stage)
+        try:
             for each in tied:
                 each(self._gradients)
             if hasattr(self._callbacks, "reduce"):
-                for stage in stages:
+                for stage in self._gradients.of_stage:
                     self._callbacks.reduce(stage, self._gradients.of_stage[stage])
+        except TransferTimeout:
+            raise
         except Exception as error:
-            self._fail(Action("REDUCE", stages[0], ALL), error)
+            self._fail(Action("REDUCE", stage, ALL), error)
 
     def abandon(self) -> None:
         """The step is given up: let go of everything."""
@@ -124,8 +141,7 @@ class Step:
         return source == destination
 
     def _start(self, message: Message, local: Any) -> Request:
-        with self._background.lock:
-            request = self._resharder(message).start(local)
+        request = self._resharder(message).start(local)
         if self._recorder is not None:
             self._recorder.started(message, request)
         return request
@@ -139,7 +155,7 @@ class Step:
         message = self._message(action)
         # Without data the transfer is started all the same: the others count on it.
         request = self._start(message, self._made.pop(message, None))
-        self._sends = [each for each in self._sends if not each.over]
+        self._sends = [each for each in self._sends if not each.over or each.failed]
         if self._within_group(message):
             self._coming[message] = request
         elif self._driver.blocking:
@@ -155,16 +171,15 @@ class Step:
 
     def _finish(self, request: Request) -> Any:
         """Wait for a transfer; where its data did not come, this step has failed."""
-        with self._background.lock:
-            try:
-                return request.wait(self._driver.timeout_s)
-            except TransferTimeout:
-                raise
-            except XmeshError as error:
-                if not self._failed:
-                    self.lost = error
-                self._failed = True
-                return None
+        try:
+            return request.wait(self._driver.timeout_s)
+        except (TransferTimeout, TransportError):
+            raise
+        except XmeshError as error:
+            if not self._failed:
+                self.lost = error
+            self._failed = True
+            return None
 
     # --- Computation ------------------------------------------------------------------------------
 
@@ -267,11 +282,16 @@ class Step:
         self._failed = True
 
     def _require_microbatches(self, count: int) -> None:
-        if len(self._data) != count:
+        try:
+            found = len(self._data)
+        except TypeError:
+            found = -1
+        if found != count:
             self.error = CallbackError(
                 explain(
                     "step takes one item for each micro-batch",
-                    values=f"{len(self._data)} items, {count} micro-batches",
+                    values=(f"{found} items" if found >= 0 else type(self._data).__name__)
+                    + f", {count} micro-batches",
                     context=f"rank {self._rank}",
                     remedy="pass None on ranks whose stages need no data",
                 )

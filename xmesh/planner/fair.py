@@ -16,7 +16,8 @@ from heapq import heappop, heappush
 
 from xmesh.planner.messages import Link, Traffic
 
-#: Sends that a rank has under way at a time.
+#: Sends that a rank has under way at a time, here as in the executor: enough to hide the latency
+#: between two chunks; more would undo the order.
 SENDS_IN_FLIGHT = 4
 #: A flow with less than this part of a message left has ended: what remains is rounding.
 _NOTHING_LEFT = 1e-9
