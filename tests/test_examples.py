@@ -126,6 +126,7 @@ def test_unet_says_what_is_wrong():
     for words, said in (
         (["--layers", "3"], "layers must be even"),
         (["--ranks", "2,2"], "--ranks 2,2 does not make 2 ranks"),
+        (["--ranks", "1,x"], "--ranks 1,x is not written as"),
         (["--images", "9"], "micro-batches must divide the images"),
         (["--resume", "/nonexistent"], "no checkpoint"),
     ):

@@ -34,7 +34,7 @@ class Stages:
     microbatches: int
 
     def __post_init__(self) -> None:
-        if self.settings.images % self.microbatches:
+        if self.microbatches < 1 or self.settings.images % self.microbatches:
             raise ValueError("micro-batches must divide the images of a step")
         if len(self.meshes) > self.settings.network.layers:
             raise ValueError("every stage needs a layer")

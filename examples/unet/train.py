@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -73,8 +74,10 @@ def groups_of(text: str | None, size: int) -> list[tuple[int, int]]:
     """(data-parallel, tensor-parallel) ranks of each stage group."""
     if text is None:
         return [(size // 2, 1), (1, size - size // 2)]
-    words = [[int(number) for number in word.split("x")] for word in text.split(",")]
-    groups = [(word[0], word[1] if len(word) > 1 else 1) for word in words]
+    found = [re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", word) for word in text.split(",")]
+    groups = [(int(match[1]), int(match[2] or 1)) for match in found if match]
+    if len(groups) < len(found):
+        raise ValueError(f"--ranks {text} is not written as 2x1,1x2 or 2,3")
     if sum(a * b for a, b in groups) != size:
         raise ValueError(f"--ranks {text} does not make {size} ranks")
     return groups

@@ -20,12 +20,18 @@ SIZE = MPI.COMM_WORLD.size
 SETTINGS = Settings(Network(side=8, width=4, layers=4, heads=2), images=16, dtype="float64")
 STEPS = 20 if SIZE == 4 else 5
 
-#: For each number of ranks, (data, tensor) parallel ranks of both stage groups. Four images of a
+#: For each number of ranks, (data, tensor) parallel ranks of the stage groups. Four images of a
 #: micro-batch on three ranks are two, two and none.
-GROUPS = {
+GROUPS: dict[int, list[tuple[tuple[int, int], ...]]] = {
     2: [((1, 1), (1, 1))],
     3: [((1, 1), (1, 2)), ((2, 1), (1, 1))],
-    4: [((2, 1), (1, 2)), ((1, 2), (2, 1)), ((1, 1), (3, 1)), ((1, 3), (1, 1))],
+    4: [
+        ((2, 1), (1, 2)),
+        ((1, 2), (2, 1)),
+        ((1, 1), (3, 1)),
+        ((1, 3), (1, 1)),
+        ((1, 1),) * 4,  # a skip goes over two stages
+    ],
     5: [((2, 1), (3, 1)), ((3, 1), (1, 2))],
     8: [((2, 1), (3, 2))],
 }
