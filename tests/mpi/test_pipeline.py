@@ -471,6 +471,23 @@ def test_what_a_callback_returns_is_checked(comm, result, text):
         assert text in str(error), error
 
 
+@pytest.mark.skipif(SIZE < 2, reason="needs a rank that waits for another")
+def test_the_error_that_began_it_is_told_and_not_a_time_out_that_came_of_it(comm):
+    model, pipe = pipeline("1f1b", 1, 2)
+    stage = Stage(model, pipe, comm.rank)
+
+    def before(op: str, number: int, microbatch: int) -> None:
+        if (op, microbatch) == ("F", 1):
+            raise ValueError("boom") if comm.rank == SIZE - 1 else TimeoutError("no sum came")
+
+    stage.before = before
+    with World(comm) as world, Driver(pipe, world, stage, timeout_s=60) as driver:
+        error = raised(lambda: driver.step(batch_of(2, 0)))
+        assert isinstance(error, CallbackError)
+        assert "ValueError: boom" in str(error)
+        assert f"rank {SIZE - 1}, schedule" in str(error)
+
+
 def test_an_error_at_the_end_of_a_step_reaches_all(comm):
     model, pipe = pipeline("1f1b", min(2, SIZE), 2)
     stage = Stage(model, pipe, comm.rank)

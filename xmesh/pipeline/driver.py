@@ -259,7 +259,8 @@ class Driver:
         error = run.error or run.lost
         if error is not None:
             record = Record.of_error(self.rank, error)
-            if run.error is None:
+            if run.error is None or isinstance(run.error.__cause__, TimeoutError):
+                # A callback that waited in vain for another rank's is no beginning either.
                 record = replace(record, error_rank=self.rank + self.world.comm.size)
         agreement = Agreement(self._agreement_endpoint, self._agreement_tag, record)
         progress = self._context.progress
