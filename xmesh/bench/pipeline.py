@@ -24,6 +24,7 @@ from xmesh.bench.options import positive
 from xmesh.bench.waiting import quiet_barrier
 from xmesh.errors import XmeshError, explain
 from xmesh.pipeline import Backward, BackwardInput, Forward, Pipeline
+from xmesh.pipeline.simulate import TRANSFERS
 from xmesh.planner import CostModel
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
     from xmesh.world import World
 
 HOSTS = 2
-#: Messages of this size or more are handed over, not copied aside, so that a blocking send really
-#: blocks until its receiver takes it, as those of GPUs do.
+#: For blocking methods: messages of this size or more are handed over, not copied aside, so that a
+#: send really blocks until its receiver takes it, as those of GPUs do.
 _RENDEZVOUS = {"UCX_RNDV_THRESH": "16384", "OMPI_MCA_btl_tcp_eager_limit": "16384"}
 SIGNAL = "signal"
 
@@ -384,22 +385,35 @@ def _on_these_ranks(args: argparse.Namespace, comm: MPI.Intracomm) -> list[Pipel
 def _on_emulated_cluster(args: argparse.Namespace, words: Sequence[str]) -> int:
     from xmesh.cluster import EmulatedCluster
 
+    rows: list[PipelineRow] = []
+    chosen = [method for method in METHODS if method.name in args.method]
     with (
         tempfile.TemporaryDirectory() as folder,
         EmulatedCluster(HOSTS, args.rate * 1e6) as cluster,
     ):
-        rows = Path(folder) / "rows.json"
-        command = [sys.executable, "-m", "xmesh", "bench", "pipeline", *words]
-        outcome = cluster.run(
-            [*command, "--json", str(rows)],
-            RANKS_PER_HOST,
-            env=_RENDEZVOUS,
-            timeout_s=args.timeout,
-            on_line=lambda line: print(line, flush=True),
-        )
-        if outcome.status == 0 and args.json:
-            Path(args.json).write_text(rows.read_text())
-        return outcome.status
+        for transfers in TRANSFERS:
+            names = [method.name for method in chosen if method.transfers == transfers]
+            if not names:
+                continue
+            file = Path(folder) / "rows.json"
+            command = [sys.executable, "-m", "xmesh", "bench", "pipeline", *words]
+            outcome = cluster.run(
+                [*command, "--method", *names, "--json", str(file)],
+                RANKS_PER_HOST,
+                env=_RENDEZVOUS if transfers == "blocking" else {},
+                timeout_s=args.timeout,
+                on_line=lambda line: print(line, flush=True) if ", " in line[:40] else None,
+            )
+            if outcome.status:
+                print(outcome.output, file=sys.stderr)
+                return outcome.status
+            found = [PipelineRow(**row) for row in json.loads(file.read_text())]
+            rows += [row for row in found if row.method in names]
+    rows.sort(key=lambda row: row.model)
+    print(*table(rows), sep="\n")
+    if args.json:
+        Path(args.json).write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    return 0
 
 
 def table(rows: Sequence[PipelineRow]) -> list[str]:

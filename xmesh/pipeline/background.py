@@ -8,17 +8,13 @@ callbacks that leave the core free, or NumPy's that leave the interpreter free, 
 from __future__ import annotations
 
 import threading
-import time
 from types import TracebackType
 
 from xmesh.errors import OptionError, explain
 from xmesh.progress import Progress
+from xmesh.wait_policy import sleep
 
 PROGRESS = ("auto", "thread", "poll")
-
-#: Between two looks of the thread: after one that found something, and after one in vain.
-_MOVING_S = 20e-6
-_IDLE_S = 200e-6
 
 
 class Background:
@@ -50,12 +46,14 @@ class Background:
         self._computing.clear()
 
     def _run(self) -> None:
+        idle = 0
         while True:
             self._computing.wait()
             if self._closed:
                 return
-            moved = self._progress.step()
-            time.sleep(_MOVING_S if moved else _IDLE_S)
+            # The same pace as in waits of ranks that share cores: here they share with callbacks.
+            idle = 1 if self._progress.step() else idle + 1
+            sleep(idle)
 
     def close(self) -> None:
         """End the thread. Idempotent."""
