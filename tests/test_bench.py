@@ -16,7 +16,8 @@ import pytest
 from rich.console import Console
 
 from xmesh import Box, cli
-from xmesh.bench import content, demo, launch, paper, recording, show
+from xmesh import mpiexec as starting
+from xmesh.bench import content, demo, paper, recording, show
 from xmesh.bench.rows import Row, row_from_json
 from xmesh.errors import XmeshError
 
@@ -173,7 +174,7 @@ needs_mpiexec = pytest.mark.usefixtures("mpiexec", "child_path")
 @pytest.fixture
 def mpiexec() -> None:
     try:
-        launch.Launcher.find()
+        starting.Launcher.find()
     except XmeshError as error:
         if "CI" in os.environ:
             raise
@@ -200,7 +201,7 @@ def test_the_command_starts_the_ranks_itself(tmp_path, capfd):
 def test_too_few_ranks_are_told_what_to_do():
     lines: list[str] = []
     words = ["-m", "xmesh", "bench", "paper", "--case", "1", "7"]
-    status = launch.run_ranks(2, words, on_line=lines.append, timeout_s=60)
+    status = starting.run_ranks(2, words, on_line=lines.append, timeout_s=60)
     assert status == 2
     text = "\n".join(lines)
     assert text.count("there must be a rank for every place of both meshes") == 1
@@ -220,18 +221,18 @@ def test_the_demo_of_an_installed_package_says_where_the_example_is(monkeypatch,
 
 
 def test_a_launcher_is_known_by_its_variables(monkeypatch):
-    for name in launch._SET_BY_LAUNCHERS:
+    for name in starting._SET_BY_LAUNCHERS:
         monkeypatch.delenv(name, raising=False)
-    assert not launch.launched()
+    assert not starting.launched()
     monkeypatch.setenv("PMI_RANK", "0")
-    assert launch.launched()
+    assert starting.launched()
 
 
 def test_no_mpiexec_is_said_with_a_remedy(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(XmeshError, match="pip install"):
-        launch.Launcher.find()
+        starting.Launcher.find()
 
 
 def fake_mpiexec(folder: Path, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,24 +245,24 @@ def fake_mpiexec(folder: Path, version: str, monkeypatch: pytest.MonkeyPatch) ->
 def test_open_mpi_gets_the_options_that_it_needs(monkeypatch, tmp_path):
     fake_mpiexec(tmp_path, "mpiexec (Open MPI) 5.0.6", monkeypatch)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    words = launch.Launcher.find().command(20, ["program.py"])
+    words = starting.Launcher.find().command(20, ["program.py"])
     assert words[:3] == [str(tmp_path / "mpiexec"), "-n", "20"]
     assert {"--oversubscribe", "--allow-run-as-root"} < set(words)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert "--allow-run-as-root" not in launch.Launcher.find().command(20, ["program.py"])
+    assert "--allow-run-as-root" not in starting.Launcher.find().command(20, ["program.py"])
 
 
 def test_other_launchers_get_no_such_options(monkeypatch, tmp_path):
     fake_mpiexec(tmp_path, "HYDRA build details:", monkeypatch)
     expected = [str(tmp_path / "mpiexec"), "-n", "3", str(tmp_path / "python"), "program.py"]
-    assert launch.Launcher.find().command(3, ["program.py"]) == expected
+    assert starting.Launcher.find().command(3, ["program.py"]) == expected
 
 
 @needs_mpiexec
 def test_lines_and_status_of_ranks_come_back():
     lines: list[str] = []
     code = "import sys; sys.stdout.write('out\\n'); sys.stderr.write('err\\n'); sys.exit(7)"
-    status = launch.run_ranks(2, ["-c", code], on_line=lines.append, timeout_s=60)
+    status = starting.run_ranks(2, ["-c", code], on_line=lines.append, timeout_s=60)
     assert status == 7
     assert {"out", "err"} <= set(lines)
 
@@ -274,7 +275,7 @@ def test_ranks_that_do_not_end_are_ended(tmp_path):
     )
     began_s = time.monotonic()
     with pytest.raises(XmeshError, match="must end within 5 s"):
-        launch.run_ranks(2, ["-c", code], on_line=lambda line: None, timeout_s=5)
+        starting.run_ranks(2, ["-c", code], on_line=lambda line: None, timeout_s=5)
     assert time.monotonic() - began_s < 90
     started = [int(path.name) for path in tmp_path.iterdir()]
     assert started

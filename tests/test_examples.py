@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from xmesh.bench.launch import Launcher, run_ranks
 from xmesh.errors import XmeshError
+from xmesh.mpiexec import Launcher, run_ranks
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"

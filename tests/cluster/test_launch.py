@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from xmesh.bench.launch import Launcher
 from xmesh.cluster import EmulatedCluster, launcher
+from xmesh.mpiexec import Launcher
 
 LAUNCH = Path(__file__).resolve().parents[2] / "launch"
 CHECK = str(LAUNCH / "check-topology")

@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from xmesh.bench.launch import Launcher
 from xmesh.cluster import EmulatedCluster, LocalSlurm, emulated, launcher
 from xmesh.cluster.__main__ import main
 from xmesh.cluster.network import Network
 from xmesh.cluster.owner import Owner
 from xmesh.cluster.processes import split_at_dashes
 from xmesh.errors import XmeshError
+from xmesh.mpiexec import Launcher
 
 NETWORK = Network("xm7", 2, 200_000_000, 1)
 TWO_NICS = Network("xm7", 2, 200_000_000, 2)

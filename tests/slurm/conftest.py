@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from xmesh.bench.launch import Launcher
 from xmesh.cluster import LocalSlurm
+from xmesh.mpiexec import Launcher
 
 ROOT = Path(__file__).resolve().parents[2]
 

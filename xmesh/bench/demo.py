@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from xmesh.bench import paper
-from xmesh.bench.launch import run_ranks
 from xmesh.bench.show import Display
 from xmesh.errors import XmeshError, explain
+from xmesh.mpiexec import run_ranks
 
 _ROOT = Path(__file__).resolve().parents[2]
 _EXAMPLES = _ROOT / "examples"

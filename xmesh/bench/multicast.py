@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from xmesh.bench.cases import RANKS_PER_HOST, RECEIVERS, Case, multicast_case
-from xmesh.bench.launch import run_ranks
 from xmesh.bench.measure import MIB, run
 from xmesh.bench.methods import ONE_TO_M
 from xmesh.bench.options import (
@@ -22,6 +21,7 @@ from xmesh.bench.options import (
 from xmesh.bench.rows import Row
 from xmesh.bench.session import News, Tell, finish, on_new_ranks, on_these_ranks, started_ranks
 from xmesh.errors import XmeshError, explain
+from xmesh.mpiexec import run_ranks
 from xmesh.planner import STRATEGIES
 
 if TYPE_CHECKING:

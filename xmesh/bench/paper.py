@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from xmesh.bench.cases import CASES, MORE_CASES, Case
-from xmesh.bench.launch import run_ranks
 from xmesh.bench.measure import MIB, Step, require_ranks, run
 from xmesh.bench.methods import N_TO_M
 from xmesh.bench.options import (
@@ -21,6 +20,7 @@ from xmesh.bench.options import (
 from xmesh.bench.rows import Row
 from xmesh.bench.session import Tell, finish, on_new_ranks, on_these_ranks, started_ranks
 from xmesh.errors import XmeshError
+from xmesh.mpiexec import run_ranks
 from xmesh.planner import STRATEGIES
 from xmesh.planner.schedulers import BY_NAME
 

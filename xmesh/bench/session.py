@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from xmesh.bench.launch import launched
 from xmesh.bench.measure import Step
 from xmesh.bench.rows import Row, row_from_json
 from xmesh.errors import XmeshError, explain
+from xmesh.mpiexec import launched
 from xmesh.planner import CostModel
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from xmesh.bench.launch import Launcher
 from xmesh.cluster import launcher, processes
 from xmesh.cluster.network import MAX_HOSTS, MAX_NICS, Network, Step
 from xmesh.cluster.owner import Owner
 from xmesh.cluster.processes import Outcome
 from xmesh.errors import XmeshError, explain
+from xmesh.mpiexec import Launcher
 from xmesh.topology import Topology
 
 #: One file for each cluster that is up; like the namespaces it does not outlive a boot.

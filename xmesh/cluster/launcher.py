@@ -6,10 +6,10 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from xmesh.bench.launch import Launcher
 from xmesh.cluster.network import BRIDGE, Network
 from xmesh.cluster.processes import full_path
 from xmesh.errors import XmeshError, explain
+from xmesh.mpiexec import Launcher
 
 _HERE = Path(__file__).parent
 AGENT = _HERE / "agent.sh"
