@@ -30,7 +30,7 @@ def test_every_end_of_every_link_is_limited():
         ["eth0", "eth1", "eth0", "eth1", "h0n0", "h0n1", "h1n0", "h1n1"]
     )
     rates = {line.partition("root ")[2] for line in lines if line.startswith("qdisc add")}
-    assert rates == {"tbf rate 200000000bit burst 131072b latency 100ms"}
+    assert rates == {"tbf rate 200000000bit burst 131072b latency 25ms"}
 
 
 def test_everything_is_in_namespaces_of_its_name():
