@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -36,7 +37,14 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
+#: Libraries of the extra `dev` without which tests skip: in CI that would hide them.
+OPTIONAL = ("matplotlib", "ml_dtypes", "mpi4py")
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    missing = [name for name in OPTIONAL if importlib.util.find_spec(name) is None]
+    if missing and os.environ.get("CI") == "true":
+        raise pytest.UsageError(f"in CI nothing may be skipped for want of {', '.join(missing)}")
     # pytest-timeout cannot interrupt a rank that waits in C; under MPI the guard reads its marker
     # instead.
     config.addinivalue_line(

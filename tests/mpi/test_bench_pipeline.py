@@ -6,8 +6,8 @@ import pytest
 from mpi4py import MPI
 
 from xmesh import CostModel, World
+from xmesh.bench.end_to_end import METHODS, run, table
 from xmesh.bench.models import MODELS, num_ranks
-from xmesh.bench.pipeline import METHODS, run, table
 
 SIZE = MPI.COMM_WORLD.size
 FITTING = [model for model in MODELS if num_ranks([model]) <= SIZE][:2]

@@ -2,45 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import gc
-import itertools
 import json
-import random
-import re
 import time
-from collections.abc import Callable
-from typing import Any
 
 import draws
 import numpy as np
 import pytest
-from mpi4py import MPI
+from pipelines import SIZE, Model, Stage, batch_of, compare, cut_in_groups, pipeline, raised
 
-from xmesh import DeviceMesh, Layout, World
+from xmesh import DeviceMesh, World
 from xmesh.errors import (
-    AgreementError,
     CallbackError,
-    ClosedError,
     OptionError,
-    ScheduleError,
-    TransferTimeout,
-    XmeshError,
 )
 from xmesh.pipeline import (
-    Backward,
-    BackwardInput,
     Driver,
-    Edge,
-    Forward,
     Pipeline,
     PipelineSchedule,
     Tied,
 )
 
-SIZE = MPI.COMM_WORLD.size
-SHAPE = (6, 5)
 #: Schedule, weight delay, chunks.
 TRAINING = [
     ("gpipe", False, None),
@@ -52,158 +34,6 @@ TRAINING = [
     ("interleaved-1f1b", False, 2),
     ("zb-h1", False, None),
 ]
-
-
-def cut_in_groups(num_groups: int) -> list[DeviceMesh]:
-    """Meshes of all ranks, of different sizes where they do not divide."""
-    cuts = [SIZE * i // num_groups for i in range(num_groups + 1)]
-    return [DeviceMesh(range(a, b)) for a, b in itertools.pairwise(cuts)]
-
-
-class Model:
-    """Each stage multiplies the sum of what it gets; every edge scales. All of it elementwise.
-
-    A stage's weight gradient is kept element by element, so that any element that went the wrong
-    way, or twice, shows.
-    """
-
-    def __init__(self, num_stages: int, seed: int = 0, skips: int = 0) -> None:
-        rng = random.Random(seed)
-        self.num_stages = num_stages
-        self.weights = [rng.choice([-2.0, 0.5, 3.0]) for _ in range(num_stages)]
-        self.specs = [rng.choice(["S0 R", "R S0", "R R"]) for _ in range(num_stages)]
-        ends = [(s, s + 1) for s in range(num_stages - 1)]
-        for _ in range(skips if num_stages > 1 else 0):
-            a, b = sorted(rng.sample(range(num_stages), 2))
-            ends.append((a, b))
-        self.edges = [
-            Edge(
-                f"e{i}",
-                a,
-                b,
-                src=self.specs[a],
-                dst=self.specs[b],
-                shape=SHAPE,
-                dtype="float64",
-                differentiable=i < num_stages - 1 or rng.random() < 0.7,
-            )
-            for i, (a, b) in enumerate(ends)
-        ]
-        self.factors = {edge.name: rng.choice([1.0, -1.5, 2.0]) for edge in self.edges}
-
-    def into(self, stage: int) -> list[Edge]:
-        return [edge for edge in self.edges if edge.dst_stage == stage]
-
-    def out_of(self, stage: int) -> list[Edge]:
-        return [edge for edge in self.edges if edge.src_stage == stage]
-
-    def reference(self, batch: list[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Output of the last stage for each micro-batch, and the sum of each weight's gradient."""
-        outputs = []
-        gradients = [np.zeros(SHAPE) for _ in range(self.num_stages)]
-        for data in batch:
-            sums, results = [], []
-            on_edge: dict[str, np.ndarray] = {}
-            for stage in range(self.num_stages):
-                z = sum((on_edge[e.name] for e in self.into(stage)), np.zeros(SHAPE))
-                sums.append(z + (data if stage == 0 else 0))
-                results.append(self.weights[stage] * sums[-1])
-                on_edge |= {e.name: self.factors[e.name] * results[-1] for e in self.out_of(stage)}
-            outputs.append(results[-1])
-            back: dict[str, np.ndarray] = {}
-            for stage in reversed(range(self.num_stages)):
-                dy = np.full(SHAPE, 1.0 if stage == self.num_stages - 1 else 0.0)
-                for e in self.out_of(stage):
-                    if e.differentiable:
-                        dy = dy + self.factors[e.name] * back[e.name]
-                gradients[stage] += dy * sums[stage]
-                back |= {e.name: self.weights[stage] * dy for e in self.into(stage)}
-        return outputs, gradients
-
-
-class Stage:
-    """The model's callbacks on this rank."""
-
-    def __init__(self, model: Model, pipe: Pipeline, rank: int) -> None:
-        self.model, self.pipe, self.rank = model, pipe, rank
-        self.reduced: list[int] = []
-        self.before: Callable[[str, int, int], None] = lambda op, stage, microbatch: None
-
-    def slices(self, stage: int) -> Any:
-        layout = Layout(self.pipe.stages[stage], self.model.specs[stage], SHAPE)
-        (box,) = layout.boxes(self.rank)
-        return box.slices()
-
-    def forward(self, stage, microbatch, inputs, data):
-        self.before("F", stage, microbatch)
-        assert set(inputs) == {edge.name for edge in self.model.into(stage)}
-        here = np.zeros(SHAPE)[self.slices(stage)]
-        z = sum(inputs.values(), here) + (data[self.slices(stage)] if stage == 0 else 0)
-        y = self.model.weights[stage] * z
-        outputs = {e.name: self.model.factors[e.name] * y for e in self.model.out_of(stage)}
-        last = stage == self.model.num_stages - 1
-        return Forward(outputs, saved=z, loss=y if last else None)
-
-    def backward_input(self, stage, microbatch, gradients, saved):
-        self.before("I", stage, microbatch)
-        wanted = {edge.name for edge in self.model.out_of(stage) if edge.differentiable}
-        assert set(gradients) == wanted
-        dy = np.full(saved.shape, 1.0 if stage == self.model.num_stages - 1 else 0.0)
-        for name, gradient in gradients.items():
-            dy = dy + self.model.factors[name] * gradient
-        dz = self.model.weights[stage] * dy
-        inputs = {e.name: dz for e in self.model.into(stage) if e.differentiable}
-        return BackwardInput(inputs, saved=(dy, saved))
-
-    def backward_weight(self, stage, microbatch, saved):
-        self.before("W", stage, microbatch)
-        dy, z = saved
-        return {"w": dy * z}
-
-    def backward(self, stage, microbatch, gradients, saved):
-        inputs, more = self.backward_input(stage, microbatch, gradients, saved)
-        return Backward(inputs, self.backward_weight(stage, microbatch, more))
-
-    def reduce(self, stage, gradients):
-        self.reduced.append(stage)
-
-
-def batch_of(count: int, seed: int) -> list[np.ndarray]:
-    rng = np.random.default_rng(seed)
-    return [rng.integers(-3, 4, SHAPE).astype("f8") for _ in range(count)]
-
-
-def compare(driver: Driver, stage: Stage, losses: list[Any], batch: list[np.ndarray]) -> str:
-    """What is wrong on this rank."""
-    outputs, gradients = stage.model.reference(batch)
-    last = stage.model.num_stages - 1
-    if stage.rank in stage.pipe.stages[last]:
-        for found, wanted in zip(losses, outputs, strict=True):
-            if not np.array_equal(found, wanted[stage.slices(last)]):
-                return f"rank {stage.rank}: wrong output\n{found}\n{wanted[stage.slices(last)]}"
-    elif losses:
-        return f"rank {stage.rank} has losses"
-    for number, found in driver.gradients.items() if not stage.pipe.schedule.forward_only else ():
-        wanted = gradients[number][stage.slices(number)] * driver.gradient_scale
-        if not np.array_equal(found["w"], wanted):
-            return f"rank {stage.rank}, stage {number}: gradient\n{found['w']}\n{wanted}"
-    return ""
-
-
-def raised(call: Callable[[], Any]) -> XmeshError | None:
-    try:
-        call()
-    except XmeshError as error:
-        return error
-    return None
-
-
-def pipeline(name: str, groups: int, count: int, seed: int = 0, **options: Any):
-    """A model and its pipeline; interleaved ones have two stages on each group."""
-    skips = options.pop("skips", 0)
-    meshes = cut_in_groups(groups) * (options.get("chunks") or 1)
-    model = Model(len(meshes), seed, skips)
-    return model, Pipeline(meshes, model.edges, name, count, **options)
 
 
 @pytest.mark.parametrize(("name", "weight_delay", "chunks"), TRAINING)
@@ -240,9 +70,7 @@ def test_inference_returns_outputs_and_keeps_nothing(comm):
 
 
 def test_a_schedule_of_ones_own(comm):
-    text = "0F0 0F1 0B1 0B0" if SIZE == 1 else "0F0 0F1 0B1 0B0\n1F1 1B1 1F0 1B0"
-    if SIZE > 1:
-        text = "0F1 0F0 0B1 0B0\n1F1 1B1 1F0 1B0"
+    text = "0F0 0F1 0B1 0B0" if SIZE == 1 else "0F1 0F0 0B1 0B0\n1F1 1B1 1F0 1B0"
     model = Model(min(2, SIZE))
     pipe = Pipeline(cut_in_groups(min(2, SIZE)), model.edges, PipelineSchedule.parse(text))
     stage = Stage(model, pipe, comm.rank)
@@ -400,184 +228,6 @@ def test_a_callback_may_use_the_same_world(comm):
         for step in range(3):
             batch = batch_of(4, step)
             draws.together(comm, compare(driver, stage, driver.step(batch), batch))
-
-
-# --- Errors -------------------------------------------------------------------------------------
-
-
-def boom(rank: int, wanted: tuple[str, int, int]) -> Callable[[str, int, int], None]:
-    def check(op: str, stage: int, microbatch: int) -> None:
-        if MPI.COMM_WORLD.rank == rank and (op, stage, microbatch) == wanted:
-            raise ValueError("boom")
-
-    return check
-
-
-@pytest.mark.parametrize("weight_delay", [False, True])
-def test_an_error_in_one_callback_reaches_all_and_the_next_step_works(comm, weight_delay):
-    groups = min(4, SIZE)
-    model, pipe = pipeline("eager-1f1b", groups, 4, weight_delay=weight_delay, skips=2)
-    stage = Stage(model, pipe, comm.rank)
-    with World(comm) as world, Driver(pipe, world, stage, timeout_s=60) as driver:
-        where = [("F", 0, 0), ("F", groups - 1, 2), ("I", groups - 1, 1), ("I", 0, 3)]
-        for number, wanted in enumerate(where + ([("W", 0, 1)] if weight_delay else [])):
-            rank = pipe.stages[wanted[1]].ranks[-1]
-            stage.before = boom(rank, wanted)
-            error = raised(functools.partial(driver.step, batch_of(4, number)))
-            text = comm.allgather(str(error))
-            assert isinstance(error, CallbackError), error
-            assert len(set(text)) == 1, text
-            op = wanted[0] if weight_delay or wanted[0] == "F" else "B"
-            assert re.search(
-                rf"ValueError: boom\s+context: action {wanted[1]}{op}{wanted[2]} \(stage "
-                rf"{wanted[1]}, micro-batch {wanted[2]}\), rank {rank}, schedule",
-                text[0],
-            )
-            stage.before = boom(-1, wanted)
-            batch = batch_of(4, 100 + number)
-            draws.together(comm, compare(driver, stage, driver.step(batch), batch))
-
-
-@pytest.mark.parametrize(
-    ("result", "text"),
-    [
-        (lambda outputs: None, "it must return a Forward of xmesh.pipeline, not NoneType"),
-        (lambda outputs: Forward(), "the output for edge 'e0' is missing; it has shape"),
-        (
-            lambda outputs: Forward({name: array[:0] for name, array in outputs.items()}),
-            "has shape (0, ",
-        ),
-        (
-            lambda outputs: Forward({n: a.astype("f4") for n, a in outputs.items()}),
-            "and dtype float32, the edge has shape",
-        ),
-        (lambda outputs: Forward({**outputs, "no": 1}), "no array was wanted for 'no', but for"),
-    ],
-)
-@pytest.mark.skipif(SIZE < 2, reason="one stage has no edges")
-def test_what_a_callback_returns_is_checked(comm, result, text):
-    model, pipe = pipeline("1f1b", 2, 2)
-    stage = Stage(model, pipe, comm.rank)
-    right = stage.forward
-
-    def wrong(number, microbatch, inputs, data):
-        made = right(number, microbatch, inputs, data)
-        return result(made.outputs) if number == 0 and microbatch == 1 else made
-
-    vars(stage)["forward"] = wrong
-    with World(comm) as world, Driver(pipe, world, stage, timeout_s=60) as driver:
-        error = raised(lambda: driver.step(batch_of(2, 0)))
-        assert isinstance(error, CallbackError)
-        assert text in str(error), error
-
-
-@pytest.mark.skipif(SIZE < 2, reason="needs a rank that waits for another")
-def test_the_error_that_began_it_is_told_and_not_a_time_out_that_came_of_it(comm):
-    model, pipe = pipeline("1f1b", 1, 2)
-    stage = Stage(model, pipe, comm.rank)
-
-    def before(op: str, number: int, microbatch: int) -> None:
-        if (op, microbatch) == ("F", 1):
-            raise ValueError("boom") if comm.rank == SIZE - 1 else TimeoutError("no sum came")
-
-    stage.before = before
-    with World(comm) as world, Driver(pipe, world, stage, timeout_s=60) as driver:
-        error = raised(lambda: driver.step(batch_of(2, 0)))
-        assert isinstance(error, CallbackError)
-        assert "ValueError: boom" in str(error)
-        assert f"rank {SIZE - 1}, schedule" in str(error)
-
-
-def test_an_error_at_the_end_of_a_step_reaches_all(comm):
-    model, pipe = pipeline("1f1b", min(2, SIZE), 2)
-    stage = Stage(model, pipe, comm.rank)
-
-    def reduce(number, gradients):
-        if comm.rank == SIZE - 1:
-            raise ZeroDivisionError("no samples")
-
-    vars(stage)["reduce"] = reduce
-    with World(comm) as world, Driver(pipe, world, stage, timeout_s=60) as driver:
-        error = raised(lambda: driver.step(batch_of(2, 0)))
-        assert isinstance(error, CallbackError)
-        assert "ZeroDivisionError: no samples" in str(error)
-        assert "REDUCE" in str(error)
-
-
-@pytest.mark.parametrize("short", [2, None])
-def test_too_few_micro_batches_on_one_rank(comm, short):
-    model, pipe = pipeline("1f1b", min(2, SIZE), 3)
-    stage = Stage(model, pipe, comm.rank)
-    with World(comm) as world, Driver(pipe, world, stage, timeout_s=60) as driver:
-        wrong: Any = batch_of(2, 0) if short else iter(batch_of(3, 0))
-        error = raised(lambda: driver.step(wrong if comm.rank == 0 else batch_of(3, 0)))
-        assert isinstance(error, CallbackError)
-        assert ("2 items" if short else "list_iterator") + ", 3 micro-batches" in str(error)
-        batch = batch_of(3, 1)
-        draws.together(comm, compare(driver, stage, driver.step(batch), batch))
-
-
-@pytest.mark.skipif(SIZE < 2, reason="one rank agrees with itself")
-@pytest.mark.parametrize("what", ["schedule", "scale", "edge", "strategy"])
-def test_ranks_that_run_different_pipelines_are_told(comm, what):
-    odd = comm.rank == SIZE - 1
-    name = "gpipe" if odd and what == "schedule" else "1f1b"
-    model = Model(2)
-    if odd and what == "edge":  # shapes that were exchanged on the wrong group
-        model.edges[0] = dataclasses.replace(model.edges[0], shape=(5, 6))
-    strategy = "send_recv" if odd and what == "strategy" else "auto"
-    pipe = Pipeline(cut_in_groups(2), model.edges, name, 4, strategy=strategy)
-    scale = 0.5 if odd and what == "scale" else 1.0
-    with World(comm) as world:
-        error = raised(
-            lambda: Driver(pipe, world, Stage(model, pipe, comm.rank), gradient_scale=scale)
-        )
-    assert isinstance(error, AgreementError)
-    assert "all ranks must call with the same pipeline" in str(error)
-
-
-def test_callbacks_that_lack_a_method_are_refused_on_all_ranks(comm):
-    model, pipe = pipeline("zb-h1", min(2, SIZE), 4)
-
-    class Half:
-        forward = Stage.forward
-        backward = Stage.backward
-
-    callbacks: Any = Half() if comm.rank == 0 else Stage(model, pipe, comm.rank)
-    with World(comm) as world:
-        error = raised(lambda: Driver(pipe, world, callbacks))
-    assert isinstance(error, ScheduleError)
-    assert "Half has no backward_input, backward_weight" in str(error)
-
-
-def test_options_without_meaning_are_refused_on_all_ranks(comm):
-    model, pipe = pipeline("1f1b", min(2, SIZE), 2)
-    stage = Stage(model, pipe, comm.rank)
-    with World(comm) as world:
-        for options in ({"progress": "magic"}, {"gradient_scale": "half"}, {"timeout_s": -1}):
-            mine = options if comm.rank == 0 else {}
-            error = raised(functools.partial(Driver, pipe, world, stage, **mine))
-            assert isinstance(error, OptionError), error
-
-
-@pytest.mark.skipif(SIZE < 2, reason="nobody else to stay away")
-def test_a_rank_that_stays_away_is_named(comm):
-    model, pipe = pipeline("1f1b", 2, 2)
-    stage = Stage(model, pipe, comm.rank)
-    with World(comm) as world:
-        driver = Driver(pipe, world, stage, timeout_s=0.5)
-        if comm.rank:
-            error = raised(lambda: driver.step(batch_of(2, 0)))
-            assert isinstance(error, TransferTimeout), error
-            closed = raised(lambda: driver.step(batch_of(2, 0)))
-            assert isinstance(closed, ClosedError)
-            assert "it gave up" in str(closed)
-        driver.close()
-        comm.Barrier()
-        # The communicator is as before.
-        with Driver(pipe, world, stage, timeout_s=60) as again:
-            batch = batch_of(2, 1)
-            draws.together(comm, compare(again, stage, again.step(batch), batch))
 
 
 # --- Over many steps ----------------------------------------------------------------------------

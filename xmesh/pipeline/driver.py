@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from xmesh.agreement import Agreement, Record, short
-from xmesh.binding import TIMEOUT_S, connect, context_of, require_ranks
+from xmesh.binding import TIMEOUT_S, choose_transport, connect, context_of, require_ranks
 from xmesh.errors import (
     ClosedError,
     OptionError,
@@ -102,6 +102,7 @@ class Driver:
             self.timeout_s = seconds(timeout_s)
             thread = wants_thread(progress, MPI.Query_thread() == MPI.THREAD_MULTIPLE)
             wait = wanted_policy("auto", os.environ)
+            choose_transport(self._context.comm, transport)
             require_ranks(self._context, pipe.ranks)
             _require_callbacks(callbacks, pipe, self.group)
             _require_number("gradient_scale", gradient_scale)
@@ -184,7 +185,8 @@ class Driver:
         except BaseException as error:
             if not (isinstance(error, XmeshError) and run.agreed):
                 # Not all ranks know of it, and transfers may be under way.
-                self._give_up(run, f"it gave up: {str(error).splitlines()[:1]}")
+                first_line = next(iter(str(error).splitlines()), "")
+                self._give_up(run, f"it gave up: {type(error).__name__}: {first_line}")
             raise
         finally:
             self.peak_activations = run.peak_activations
