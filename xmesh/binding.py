@@ -239,6 +239,28 @@ def agree(
     return verdict
 
 
+def agree_all(
+    comm: Any, subject: str, timeout_s: float = TIMEOUT_S, problem: XmeshError | None = None
+) -> MpiContext:
+    """Make sure that all ranks of a communicator are there: what comes next is collective.
+
+    Args:
+        comm: a communicator or World.
+        subject: what they are there for, for the error text.
+        timeout_s: seconds to wait for them.
+        problem: what is wrong on this rank; all ranks raise it.
+
+    Raises:
+        XmeshError: what any rank's problem is, on all of them.
+        TransferTimeout: a rank was not heard from.
+    """
+    context = context_of(comm)
+    rank = context.comm.rank
+    record = Record(rank) if problem is None else Record.of_error(rank, problem)
+    agree(context, tuple(range(context.comm.size)), record, timeout_s, subject)
+    return context
+
+
 def connect(
     context: MpiContext,
     ranks: tuple[int, ...],

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xmesh.binding import context_of
+from xmesh.binding import agree_all
 from xmesh.call import CALLS_IN_FLIGHT
 from xmesh.clocks import Reading, now_s, read_clock, to_axis
 from xmesh.errors import OptionError, explain
@@ -46,20 +46,24 @@ class Trace:
         keep: calls that are kept, the last ones.
 
     Raises:
-        OptionError: ``keep`` is no integer >= 1.
+        OptionError: ``keep`` is no integer >= 1; on all ranks.
+        TransferTimeout: a rank did not make its trace in time.
         TransportError: ``comm`` is no communicator.
     """
 
     def __init__(self, comm: MPI.Intracomm | World | None = None, keep: int = 16) -> None:
+        problem: OptionError | None = None
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-            raise OptionError(
+            problem = OptionError(
                 explain(
                     "a trace keeps one call or more",
                     values=f"keep={keep!r}",
                     remedy="leave it at its default of 16",
                 )
             )
-        self._comm = None if comm is None else context_of(comm).comm
+        if comm is None and problem is not None:
+            raise problem
+        self._comm = None if comm is None else agree_all(comm, "Trace", problem=problem).comm
         self._keep = keep
         self._plan: Plan | None = None
         self._ranks: list[int] = []
@@ -84,7 +88,10 @@ class Trace:
 
         Raises:
             OptionError: on all ranks: no such call was recorded, or the file cannot be written.
+            TransferTimeout: a rank did not call in time.
         """
+        if self._comm is not None:
+            agree_all(self._comm, "Trace.write")
         private = None if self._comm is None else self._comm.Dup()
         try:
             problem = self._write(private, path, call)

@@ -16,7 +16,7 @@ from traces import bars, ends, messages_of
 import xmesh
 from xmesh import DeviceMesh, Layout, Resharder, Trace, World
 from xmesh.clocks import read_clock
-from xmesh.errors import OptionError
+from xmesh.errors import OptionError, TransferTimeout
 
 SIZE = MPI.COMM_WORLD.size
 
@@ -96,3 +96,15 @@ def test_clocks_that_are_apart_are_found_so(comm):
     # All ranks run on one machine here, where they have one clock.
     wrong = abs(reading.ahead_s - ahead_s) > reading.error_s + 1e-6
     draws.together(comm, f"{reading} and not {ahead_s}" if wrong else "")
+
+
+@pytest.mark.skipif(SIZE < 2, reason="nobody else to stay away")
+def test_what_one_rank_gets_wrong_is_told_to_all_and_nobody_waits_for_ever(comm, monkeypatch):
+    with pytest.raises(OptionError, match="a trace keeps one call or more"):
+        Trace(comm, keep=0 if comm.rank == 0 else 16)
+    trace = Trace(comm)
+    monkeypatch.setattr("xmesh.binding.agree_all.__defaults__", (0.3, None))
+    if comm.rank:
+        with pytest.raises(TransferTimeout, match=r"Trace\.write"):
+            trace.write("never.json")
+    comm.Barrier()

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from xmesh.agreement import Agreement, Record, short
-from xmesh.binding import TIMEOUT_S, choose_transport, connect, context_of, require_ranks
+from xmesh.binding import TIMEOUT_S, agree_all, choose_transport, connect, context_of, require_ranks
 from xmesh.errors import (
     ClosedError,
     OptionError,
@@ -205,7 +205,9 @@ class Driver:
 
         Raises:
             OptionError: on all ranks: the driver was made without ``record``.
+            TransferTimeout: a rank did not call in time.
         """
+        agree_all(self.world, "Driver.measured", self.timeout_s)
         return gather(self.pipe, self.world.comm, self.recorder)
 
     def close(self) -> None:
