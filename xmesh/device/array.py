@@ -55,8 +55,9 @@ class DeviceArray:
             stream: see the class.
             owner: see the class.
         """
-        addresses = np.empty(shape, dtype)
-        if addresses.size:
+        if 0 in shape:
+            addresses = np.empty(shape, dtype)
+        else:
             addresses = np.asarray(_AtAddress(pointer, shape, strides, dtype.itemsize)).view(dtype)
         return cls(addresses, device, writable, stream, owner)
 
