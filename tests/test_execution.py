@@ -18,6 +18,7 @@ import xmesh
 from xmesh import CostModel, DeviceMesh, Layout, Plan, Resharder, Topology
 from xmesh.errors import ArrayError, PeerError, PlanError, TransferTimeout
 from xmesh.execution import Execution
+from xmesh.memory import HostMemory
 from xmesh.planner import STRATEGIES
 from xmesh.program import compile_program
 from xmesh.staging import Staging
@@ -44,9 +45,11 @@ class Ranks:
         self.programs = {rank: compile_program(plan, rank) for rank in plan.ranks}
         self.endpoints = {rank: Late(group, rank, rng) for rank in plan.ranks}
         self.staging = {}
+        self.memory = {}
         for rank, program in self.programs.items():
             largest = max((piece.nbytes for piece in program.pieces), default=0)
             self.staging[rank] = Staging(largest, staging_nbytes)
+            self.memory[rank] = HostMemory(self.staging[rank])
         self.outputs: list[dict[int, list[np.ndarray]]] = []
         self.executions: list[tuple[int, int, Execution]] = []
 
@@ -65,7 +68,8 @@ class Ranks:
                 self.programs[rank],
                 self.endpoints[rank],
                 tag,
-                self.staging[rank],
+                self.memory[rank],
+                self.memory[rank],
                 None if rank in bad else sources,
                 outs,
             )

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from xmesh.errors import ArrayError, explain
 
 Bytes = NDArray[np.uint8]
-Slices = tuple[slice, ...]
+#: What a message is sent from or received into: ``Bytes``, or bytes in the memory of a GPU.
+Buffer = Any
 
 _BYTE = np.dtype(np.uint8)
 _PLAIN: dict[int, np.dtype[Any]] = {

@@ -11,6 +11,7 @@ from xmesh.agreement import Agreement, Record
 from xmesh.arguments import check_local, check_out, check_overlap, sinks
 from xmesh.errors import ArrayError, PeerError, XmeshError, explain
 from xmesh.execution import Execution
+from xmesh.memory import HostMemory
 from xmesh.planner import Plan
 from xmesh.program import CHANNELS, Program
 from xmesh.staging import Staging
@@ -33,7 +34,7 @@ class Member:
         self.endpoint = endpoint
         self.program = program
         slot_nbytes = max((piece.nbytes for piece in self.program.pieces), default=0)
-        self.staging = Staging(slot_nbytes, staging_nbytes)
+        self.host = HostMemory(Staging(slot_nbytes, staging_nbytes))
 
 
 class Part:
@@ -108,7 +109,8 @@ class Part:
             member.program,
             member.endpoint,
             self._tag,
-            member.staging,
+            member.host,
+            member.host,
             self._sources,
             self._outputs,
             sink=self._own_error is not None,

@@ -16,16 +16,16 @@ sides, whatever the other ranks do.
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from xmesh.arrays import Bytes, contiguous_bytes, pack, raw, unpack
+from xmesh.arrays import Buffer
+from xmesh.memory import Fence, Memory
 from xmesh.planner.fair import SENDS_IN_FLIGHT
 from xmesh.program import Message, Piece, Program, Region
-from xmesh.staging import Staging
 from xmesh.transport.base import Endpoint, Handle
 
 #: Receives posted ahead on one line (a peer and a channel), and on all lines together.
@@ -42,10 +42,12 @@ class Execution:
         program: what to do.
         endpoint: how to reach the others.
         tag: of this call's first channel; the others follow.
-        staging: memory for chunks that are not contiguous in the caller's arrays.
+        source_memory: in which the sources lie.
+        destination_memory: in which the destinations lie, and chunks that are relayed.
         sources: arrays, one for each box held; None when the caller's argument
             was wrong, in which case empty messages go out in place of data.
         destinations: writable arrays, one for each box needed.
+        fences: what must end before anything is posted.
         sink: the destinations keep nothing, so a chunk that is still to be relayed must stay in
             staging memory.
     """
@@ -55,23 +57,30 @@ class Execution:
         program: Program,
         endpoint: Endpoint,
         tag: int,
-        staging: Staging,
-        sources: Sequence[NDArray[Any]] | None,
-        destinations: Sequence[NDArray[Any]],
+        source_memory: Memory,
+        destination_memory: Memory,
+        sources: Sequence[Any] | None,
+        destinations: Sequence[Any],
+        fences: Sequence[Fence] = (),
         sink: bool = False,
     ) -> None:
         self._sink = sink
         self._program = program
         self._endpoint = endpoint
         self._tag = tag
-        self._staging = staging
+        self._source_memory = source_memory
+        self._destination_memory = destination_memory
+        self._most_sends = SENDS_IN_FLIGHT + max(
+            source_memory.loads_ahead, destination_memory.loads_ahead
+        )
+        self._fences = list(fences)
         self._sources = sources
         self._destinations = destinations
         count = len(program.pieces)
         # State of each chunk, by piece: whether it is here; its memory, and whether that is staging
         # memory; sends that are still to end; messages in flight that use the memory.
         self._here = list(program.roots)
-        self._buffers: list[Bytes | None] = [None] * count
+        self._buffers: list[Buffer | None] = [None] * count
         self._staged = [False] * count
         self._readers = list(program.readers)
         self._users = [0] * count
@@ -97,6 +106,11 @@ class Execution:
         self._left = len(program.receives) + len(program.sends)
         #: Chunks packed and kept for a later send; packed again where memory runs short.
         self._kept: dict[int, None] = {}
+        #: What is being packed, by piece; sends that wait for that, in their order; what is being
+        #: unpacked, as (fence, piece), and copied, with no piece.
+        self._loading: dict[int, Fence] = {}
+        self._held: deque[tuple[Message, Buffer]] = deque()
+        self._storing: list[tuple[Fence, int | None]] = []
         self._copied = not program.copies
         #: Root ranks whose data never came because their own call was refused.
         self.refused: set[int] = set()
@@ -104,11 +118,17 @@ class Execution:
     @property
     def done(self) -> bool:
         """Nothing left to do."""
-        return self._left == 0 and self._copied
+        return self._left == 0 and self._copied and not self._storing
 
     def step(self) -> bool:
         """Move on as far as possible without waiting; True when anything happened."""
-        moved = self._post_all()
+        if self._fences:
+            self._fences = [fence for fence in self._fences if not fence.done]
+            if self._fences:
+                return False
+        moved = bool(self._storing) and self._settle()
+        moved |= bool(self._held) and self._send_loaded()
+        moved |= self._post_all()
         if not self._copied:
             # After the first messages are on their way: memory is copied while they travel.
             self._copy()
@@ -126,6 +146,7 @@ class Execution:
         """Bytes still to come and go, and the first unfinished message, a receive if any."""
         receives = [message for message, incoming in self._posted if incoming]
         sends = [message for message, incoming in self._posted if not incoming]
+        sends += [message for message, _ in self._held]
         for found, lines, done in (
             (receives, self._program.receive_lines, self._next_receive),
             (sends, self._program.send_lines, self._next_send),
@@ -141,7 +162,11 @@ class Execution:
         handles: dict[bool, list[Handle]] = {True: [], False: []}
         for (_, incoming), handle in zip(self._posted, self._handles, strict=True):
             handles[incoming].append(handle)
-        self._endpoint.abandon(handles[True], handles[False])
+        # Copies under way go on: they keep their memory, too.
+        kept = (self._buffers, self._sources, self._destinations, self._held, self._storing)
+        under_way = self._held or self._storing
+        self._endpoint.abandon(handles[True], handles[False], kept if under_way else ())
+        self._held, self._storing = deque(), []
         self._posted.clear()
         self._handles.clear()
         self._open.clear()
@@ -153,11 +178,14 @@ class Execution:
 
     def _copy(self) -> None:
         self._copied = True
-        if self._sources is not None:
-            for source, destination in self._program.copies:
-                np.copyto(
-                    raw(_view(destination, self._destinations)), raw(_view(source, self._sources))
-                )
+        sources = self._sources
+        if sources is not None:
+            fence = self._destination_memory.copy(
+                (_view(source, sources), _view(destination, self._destinations))
+                for source, destination in self._program.copies
+            )
+            if fence is not None:
+                self._storing.append((fence, None))
 
     def _complete(self) -> bool:
         finished = self._endpoint.completed(self._handles)
@@ -188,7 +216,11 @@ class Execution:
             self._missing.add(index)
             self.refused.add(piece.sender)
         elif self._staged[index] and buffer is not None:
-            unpack(buffer, [_view(region, self._destinations) for region in piece.regions])
+            views = [_view(region, self._destinations) for region in piece.regions]
+            fence = self._destination_memory.unpack(buffer, views)
+            if fence is not None:
+                self._users[index] += 1
+                self._storing.append((fence, index))
         lines = self._program.send_lines
         for line in lines.of_piece[index]:
             message = lines.messages[line][self._next_send[line]]
@@ -208,17 +240,44 @@ class Execution:
             self._next_receive[line] += 1
             self._receiving.append(order)
             self._posted_on[line] += 1
+            self._users[message.piece] += 1
             self._post(message, True, buffer)
             if self._posted_on[line] < RECEIVES_PER_LINE:
                 self._show_next(line)
             posted = True
         return posted
 
-    def _post(self, message: Message, incoming: bool, data: Bytes) -> None:
-        self._users[message.piece] += 1
+    def _post(self, message: Message, incoming: bool, data: Buffer) -> None:
         act = self._endpoint.receive if incoming else self._endpoint.send
         self._handles.append(act(data, message.peer, self._tag + message.channel))
         self._posted.append((message, incoming))
+
+    def _send_loaded(self) -> bool:
+        """Send what has been packed meanwhile; in order, as messages on one line keep theirs."""
+        sent = False
+        while self._held:
+            message, data = self._held[0]
+            fence = self._loading.get(message.piece)
+            if fence is not None:
+                if not fence.done:
+                    break
+                del self._loading[message.piece]
+            self._held.popleft()
+            self._post(message, False, data)
+            sent = True
+        return sent
+
+    def _settle(self) -> bool:
+        """Let go of the memory of what has been unpacked meanwhile."""
+        left: list[tuple[Fence, int | None]] = []
+        for fence, index in self._storing:
+            if not fence.done:
+                left.append((fence, index))
+            elif index is not None:
+                self._unused(index)
+        settled = len(left) < len(self._storing)
+        self._storing = left
+        return settled
 
     def _ended(self, message: Message) -> None:
         """A receive has ended: where its line was full, there is room for another."""
@@ -233,14 +292,14 @@ class Execution:
         if place < len(messages):
             heapq.heappush(self._open, (messages[place].order, line))
 
-    def _room(self, index: int, order: int) -> Bytes | None:
+    def _room(self, index: int, order: int) -> Buffer | None:
         """Where a chunk is received: in place, or in staging memory; None while there is none."""
-        piece = self._program.pieces[index]
-        buffer = self._in_place(piece, self._destinations)
+        piece, memory = self._program.pieces[index], self._destination_memory
+        buffer = _in_place(piece, memory, self._destinations)
         if buffer is None:
             # The first message still to come must have room: everyone may be waiting for it.
             first = not self._receiving or order < min(self._receiving)
-            buffer = self._take(piece.nbytes, must=first)
+            buffer = self._take(memory, piece.nbytes, must=first)
             self._staged[index] = buffer is not None
         self._buffers[index] = buffer
         return buffer
@@ -251,7 +310,7 @@ class Execution:
         while self._ready:
             order, line = self._ready[0]
             early = not self._sending or order < min(self._sending)
-            if len(self._sending) >= SENDS_IN_FLIGHT and not early:
+            if len(self._sending) >= self._most_sends and not early:
                 break
             message = lines[line][self._next_send[line]]
             data = self._data(message.piece, early)
@@ -261,7 +320,11 @@ class Execution:
             self._next_send[line] += 1
             self._sending.append(order)
             self._kept.pop(message.piece, None)
-            self._post(message, False, data)
+            self._users[message.piece] += 1
+            if self._held or message.piece in self._loading:
+                self._held.append((message, data))
+            else:
+                self._post(message, False, data)
             if self._next_send[line] < len(lines[line]):
                 following = lines[line][self._next_send[line]]
                 if self._here[following.piece]:
@@ -269,41 +332,40 @@ class Execution:
             posted = True
         return posted
 
-    def _data(self, index: int, early: bool) -> Bytes | None:
+    def _data(self, index: int, early: bool) -> Buffer | None:
         """The bytes of a chunk that is here; None when staging memory must be waited for."""
         if index in self._missing:
             return _NOTHING
         buffer = self._buffers[index]
         if buffer is None:
             piece = self._program.pieces[index]
-            arrays = (self._sources or ()) if piece.root else self._destinations
-            buffer = self._in_place(piece, arrays)
+            memory, arrays = self._source_memory, self._sources or ()
+            if not piece.root:
+                memory, arrays = self._destination_memory, self._destinations
+            buffer = _in_place(piece, memory, arrays)
             if buffer is None:
-                buffer = self._take(piece.nbytes, must=early)
+                buffer = self._take(memory, piece.nbytes, must=early)
                 if buffer is None:
                     return None
                 self._staged[index] = True
-                pack([_view(region, arrays) for region in piece.regions], buffer)
+                fence = memory.pack([_view(region, arrays) for region in piece.regions], buffer)
+                if fence is not None:
+                    self._loading[index] = fence
             self._buffers[index] = buffer
         return buffer
 
-    def _in_place(self, piece: Piece, arrays: Sequence[NDArray[Any]]) -> Bytes | None:
-        """The bytes of a chunk where the caller's arrays have it, if it is one run of memory."""
-        regions = piece.regions
-        return contiguous_bytes(_view(regions[0], arrays)) if len(regions) == 1 else None
-
-    def _take(self, nbytes: int, must: bool) -> Bytes | None:
+    def _take(self, memory: Memory, nbytes: int, must: bool) -> Buffer | None:
         """Staging memory, if need be that of a chunk which can be packed again."""
-        buffer = self._staging.take(nbytes)
+        buffer = memory.staging.take(nbytes)
         if buffer is None and self._sink:
-            return self._staging.take(nbytes, must=True)
+            return memory.staging.take(nbytes, must=True)
         if buffer is None and self._kept:
             # The one kept last: each peer is sent the chunks in order, so it is needed last.
             index, _ = self._kept.popitem()
             self._drop(index)
-            buffer = self._staging.take(nbytes)
+            buffer = memory.staging.take(nbytes)
         if buffer is None and must:
-            buffer = self._staging.take(nbytes, must=True)
+            buffer = memory.staging.take(nbytes, must=True)
         return buffer
 
     def _unused(self, index: int) -> None:
@@ -318,14 +380,19 @@ class Execution:
     def _drop(self, index: int) -> None:
         buffer = self._buffers[index]
         if self._staged[index] and buffer is not None:
-            self._staging.give(buffer)
+            root = self._program.pieces[index].root
+            memory = self._source_memory if root else self._destination_memory
+            memory.staging.give(buffer)
         self._buffers[index], self._staged[index] = None, False
 
 
-def _view(region: Region, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+def _view(region: Region, arrays: Sequence[Any]) -> Any:
     """A region in place."""
     array = arrays[region.array]
-    if region.whole:
-        return array
-    view: NDArray[Any] = array[region.index]
-    return view
+    return array if region.whole else array[region.index]
+
+
+def _in_place(piece: Piece, memory: Memory, arrays: Sequence[Any]) -> Buffer | None:
+    """The bytes of a chunk where the caller's arrays have it, if a message can have them there."""
+    regions = piece.regions
+    return memory.in_place(_view(regions[0], arrays)) if len(regions) == 1 else None

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from xmesh.arrays import Bytes
+from xmesh.arrays import Buffer
 from xmesh.clocks import now_s
 from xmesh.planner import Plan
 from xmesh.program import CHANNELS, Message, Program
@@ -128,14 +129,14 @@ class RecordingEndpoint:
         """Mark tags as taken."""
         self._endpoint.reserve_tags(first, count)
 
-    def send(self, data: Bytes, peer: int, tag: int) -> Handle:
+    def send(self, data: Buffer, peer: int, tag: int) -> Handle:
         """Start to send."""
         posted_s = now_s()
         handle = self._endpoint.send(data, peer, tag)
         self._note(handle, peer, tag, False, len(data), posted_s)
         return handle
 
-    def receive(self, buffer: Bytes, peer: int, tag: int) -> Handle:
+    def receive(self, buffer: Buffer, peer: int, tag: int) -> Handle:
         """Start to receive."""
         posted_s = now_s()
         handle = self._endpoint.receive(buffer, peer, tag)
@@ -154,11 +155,13 @@ class RecordingEndpoint:
                     record.nbytes = nbytes
         return finished
 
-    def abandon(self, receives: Sequence[Handle], sends: Sequence[Handle]) -> None:
+    def abandon(
+        self, receives: Sequence[Handle], sends: Sequence[Handle], kept: Sequence[Any] = ()
+    ) -> None:
         """Give up on messages."""
         for handle in (*receives, *sends):
             self._under_way.pop(id(handle), None)
-        self._endpoint.abandon(receives, sends)
+        self._endpoint.abandon(receives, sends, kept)
 
     def release(self) -> None:
         """The endpoint is released by those who made it."""

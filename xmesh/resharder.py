@@ -114,7 +114,7 @@ class Resharder:
     @property
     def staging_nbytes(self) -> int:
         """Staging memory that this process holds now, in bytes."""
-        return sum(member.staging.nbytes for member in self._members)
+        return sum(member.host.staging.nbytes for member in self._members)
 
     def __call__(self, local: Any = None, out: Any = None, timeout_s: float | None = None) -> Any:
         """Reshard and wait: ``start`` and ``wait`` in one."""

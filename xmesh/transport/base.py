@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from xmesh.arrays import Bytes
+from xmesh.arrays import Buffer
 
 #: A message under way; what it is, only its transport knows.
 Handle = Any
@@ -45,10 +45,10 @@ class Endpoint(Protocol):
     def next_tag(self) -> int:
         """Lowest tag that this rank has not reserved."""
 
-    def send(self, data: Bytes, peer: int, tag: int) -> Handle:
+    def send(self, data: Buffer, peer: int, tag: int) -> Handle:
         """Start to send bytes (may be none)."""
 
-    def receive(self, buffer: Bytes, peer: int, tag: int) -> Handle:
+    def receive(self, buffer: Buffer, peer: int, tag: int) -> Handle:
         """Start to receive at most ``len(buffer)`` bytes."""
 
     def completed(self, handles: Sequence[Handle]) -> list[tuple[int, int]]:
@@ -57,8 +57,16 @@ class Endpoint(Protocol):
         For a send the number means nothing.
         """
 
-    def abandon(self, receives: Sequence[Handle], sends: Sequence[Handle]) -> None:
-        """Give up on messages after a failure: receives are cancelled, buffers kept alive."""
+    def abandon(
+        self, receives: Sequence[Handle], sends: Sequence[Handle], kept: Sequence[Any] = ()
+    ) -> None:
+        """Give up on messages after a failure: receives are cancelled, buffers kept alive.
+
+        Args:
+            receives: incoming messages.
+            sends: outgoing ones.
+            kept: what else must be kept alive, as long as there are buffers to keep.
+        """
 
     def release(self) -> None:
         """This user is done with the endpoint; its last user frees what it holds."""

@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from xmesh.arrays import Bytes
+from xmesh.arrays import Buffer
 from xmesh.errors import TransportError, explain
 
 
 @dataclass(eq=False)
 class _Message:
-    buffer: Bytes
+    buffer: Buffer
     receiving: bool
     nbytes: int = -1
     done: bool = False
@@ -56,6 +57,8 @@ class LoopbackGroup:
     def __init__(self, ranks: Sequence[int]) -> None:
         self.ranks = tuple(sorted(ranks))
         self._queues: dict[tuple[int, int, int], _Queue] = {}
+        #: What must live as long as this.
+        self.kept: list[Any] = []
 
     def queue(self, source: int, destination: int, tag: int) -> _Queue:
         """Messages from one rank to another under one tag."""
@@ -102,7 +105,7 @@ class LoopbackEndpoint:
         """Mark tags as taken."""
         self._next_tag = first + count
 
-    def send(self, data: Bytes, peer: int, tag: int) -> _Message:
+    def send(self, data: Buffer, peer: int, tag: int) -> _Message:
         """Start to send bytes."""
         message = _Message(data, receiving=False)
         queue = self._group.queue(self._rank, peer, tag)
@@ -110,7 +113,7 @@ class LoopbackEndpoint:
         queue.match()
         return message
 
-    def receive(self, buffer: Bytes, peer: int, tag: int) -> _Message:
+    def receive(self, buffer: Buffer, peer: int, tag: int) -> _Message:
         """Start to receive at most ``len(buffer)`` bytes."""
         message = _Message(buffer, receiving=True)
         queue = self._group.queue(peer, self._rank, tag)
@@ -122,8 +125,11 @@ class LoopbackEndpoint:
         """Which messages are complete."""
         return [(i, handle.nbytes) for i, handle in enumerate(handles) if handle.done]
 
-    def abandon(self, receives: Sequence[_Message], sends: Sequence[_Message]) -> None:
+    def abandon(
+        self, receives: Sequence[_Message], sends: Sequence[_Message], kept: Sequence[Any] = ()
+    ) -> None:
         """Take unmatched messages out of their queues."""
+        self._group.kept.extend(kept)
         for queue in self._group._queues.values():
             for waiting in (queue.sends, queue.receives):
                 for handle in (*receives, *sends):

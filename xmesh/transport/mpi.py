@@ -15,7 +15,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from xmesh.arrays import Bytes
+from xmesh.arrays import Buffer
 from xmesh.errors import TransportError, explain
 from xmesh.progress import Progress
 from xmesh.transport.base import Endpoint
@@ -172,11 +172,11 @@ class _Messages:
             )
         self._next_tag = first + count
 
-    def send(self, data: Bytes, peer: int, tag: int) -> MPI.Request:
+    def send(self, data: Buffer, peer: int, tag: int) -> MPI.Request:
         """Start to send bytes."""
         return self._comm.Isend([data, MPI.BYTE], self._numbers[peer], tag)
 
-    def receive(self, buffer: Bytes, peer: int, tag: int) -> MPI.Request:
+    def receive(self, buffer: Buffer, peer: int, tag: int) -> MPI.Request:
         """Start to receive at most ``len(buffer)`` bytes."""
         return self._comm.Irecv([buffer, MPI.BYTE], self._numbers[peer], tag)
 
@@ -194,7 +194,12 @@ class _Messages:
             (i, status.Get_count(MPI.BYTE)) for i, status in zip(indices, statuses, strict=False)
         ]
 
-    def abandon(self, receives: Sequence[MPI.Request], sends: Sequence[MPI.Request]) -> None:
+    def abandon(
+        self,
+        receives: Sequence[MPI.Request],
+        sends: Sequence[MPI.Request],
+        kept: Sequence[Any] = (),
+    ) -> None:
         """Cancel receives; keep what is unfinished, and its buffers, as long as MPI runs."""
         # An interrupt may have come between completion and its book-keeping.
         receives = [request for request in receives if request != MPI.REQUEST_NULL]
@@ -202,8 +207,8 @@ class _Messages:
             request.Cancel()
         # Sends are left alone: MPI-4 deprecates cancelling them, and MPICH 5.0 crashes on it.
         unfinished = [request for request in (*receives, *sends) if not request.Test()]
-        kept: Any = self._comm.Get_attr(_abandoned_key()) or []
-        self._comm.Set_attr(_abandoned_key(), kept + unfinished)
+        before: Any = self._comm.Get_attr(_abandoned_key()) or []
+        self._comm.Set_attr(_abandoned_key(), [*before, *unfinished, *kept])
 
     def release(self) -> None:
         """Nothing to free."""
@@ -251,9 +256,14 @@ class MpiEndpoint(_Messages):
         """By processor names, affinities, and what the launcher says."""
         return self._own_cores
 
-    def abandon(self, receives: Sequence[MPI.Request], sends: Sequence[MPI.Request]) -> None:
+    def abandon(
+        self,
+        receives: Sequence[MPI.Request],
+        sends: Sequence[MPI.Request],
+        kept: Sequence[Any] = (),
+    ) -> None:
         """After this, the group needs a new communicator: stray messages may still arrive here."""
-        super().abandon(receives, sends)
+        super().abandon(receives, sends, kept)
         self.broken = True
         self._forget(self)
 
