@@ -1,0 +1,144 @@
+"""Strided copies in words: the same bytes as NumPy's, with as few dimensions as can be."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from xmesh.device import regions
+from xmesh.device.array import DeviceArray, address_of
+from xmesh.device.copy_kernel import COPIES_PER_LAUNCH, launches_of
+from xmesh.device.regions import Copy, Pair, c_strides, copies_of
+
+
+def pair_of(source: NDArray[Any], destination: NDArray[Any]) -> Pair:
+    return Pair(
+        address_of(source),
+        address_of(destination),
+        source.shape,
+        source.strides,
+        destination.strides,
+        source.itemsize,
+    )
+
+
+def make(word: int, copy: Copy) -> None:
+    """One copy, word by word."""
+    for index in itertools.product(*map(range, copy.shape)):
+        source = copy.source + sum(map(math.prod, zip(index, copy.source_strides, strict=True)))
+        target = copy.destination + sum(
+            map(math.prod, zip(index, copy.destination_strides, strict=True))
+        )
+        assert source % word == target % word == 0
+        ctypes.memmove(target, source, word)
+
+
+@st.composite
+def views(draw, shape, itemsize):
+    """A view of some array, in any order of dimensions, with steps, offsets and directions."""
+    order = draw(st.permutations(range(len(shape))))
+    steps = [draw(st.sampled_from([1, 1, 1, 2, 3, -1, -2])) for _ in shape]
+    pads = [draw(st.sampled_from([0, 0, 1, 3])) for _ in shape]
+    extents = [max(1, n * abs(step)) + pad for n, step, pad in zip(shape, steps, pads, strict=True)]
+    offset = draw(st.sampled_from([0, 0, 8, itemsize]))
+    memory = np.zeros(offset + math.prod(extents) * itemsize, np.uint8)
+    whole = memory[offset:].view(np.dtype((np.void, itemsize)))
+    whole = whole.reshape([extents[d] for d in order]).transpose(np.argsort(order))
+    cut = tuple(
+        slice(pad, pad + n * abs(step)) for n, step, pad in zip(shape, steps, pads, strict=True)
+    )
+    for index in (cut, tuple(slice(None, None, step) for step in steps)):
+        # The ellipsis keeps what has no dimensions an array.
+        where: Any = (*index, ...)
+        whole = whole[where]
+    return whole
+
+
+@given(st.data())
+def test_copies_equal_numpys(data):
+    itemsize = data.draw(st.sampled_from([1, 2, 3, 4, 8, 12, 16, 24]))
+    shape = tuple(data.draw(st.lists(st.integers(0, 4), max_size=4)))
+    source = data.draw(views(shape, itemsize))
+    destination = data.draw(views(shape, itemsize))
+    random = np.random.default_rng(source.size)
+    noise = np.frombuffer(random.bytes((1 + source.size) * itemsize), source.dtype)
+    source[...] = noise[1:].reshape(shape)
+    expected = np.array(source)
+    for word, copies in copies_of([pair_of(source, destination)]).items():
+        for copy in copies:
+            make(word, copy)
+    assert destination.tobytes() == expected.tobytes()
+    assert source.tobytes() == expected.tobytes()
+
+
+def test_what_follows_in_memory_is_one_dimension():
+    array = np.zeros((4, 6, 8), np.float32)
+    ((word, (copy,)),) = copies_of([pair_of(array, np.empty_like(array))]).items()
+    assert word == 16
+    assert copy.shape == (4 * 6 * 8 * 4 // 16,)
+    columns = array[:, :, 2:6]
+    ((word, (copy,)),) = copies_of([pair_of(columns, np.zeros((4, 6, 4), np.float32))]).items()
+    assert (word, copy.shape) == (8, (24, 2))
+    assert copy.source_strides == (32, 8)
+    assert copy.destination_strides == (16, 8)
+
+
+def test_an_odd_address_takes_narrow_words():
+    memory = np.zeros(65, np.uint8)
+    ((word, (copy,)),) = copies_of([pair_of(memory[1:], np.zeros(64, np.uint8))]).items()
+    assert (word, copy.words) == (1, 64)
+
+
+def test_a_copy_past_the_limits_is_cut(monkeypatch):
+    monkeypatch.setattr(regions, "MAX_WORDS", 10)
+    monkeypatch.setattr(regions, "MAX_DIMS", 2)
+    source = np.arange(3 * 4 * 5 * 6, dtype=np.int32).reshape(3, 4, 5, 6)[:, ::2, :, ::2]
+    destination = np.zeros(source.shape, np.int32)
+    found = copies_of([pair_of(source, destination)])
+    assert sum(map(len, found.values())) > 6
+    for word, copies in found.items():
+        for copy in copies:
+            assert copy.words <= 10
+            assert len(copy.shape) <= 2
+            make(word, copy)
+    assert np.array_equal(source, destination)
+
+
+def test_many_copies_are_few_launches():
+    copies = [Copy(64 * i, 4096 + 64 * i, (4,), (16,), (16,)) for i in range(40)]
+    launches = list(launches_of(copies))
+    assert [launch.grid[1] for launch in launches] == [16, 16, 8]
+    assert len(launches) == -(-40 // COPIES_PER_LAUNCH)
+    # By value, in the 4 KiB that a kernel's arguments may take.
+    assert all(launch.table.size == 1 and launch.table.nbytes <= 4096 for launch in launches)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3, 4), (0, 3), (2, 0)])
+@pytest.mark.parametrize("itemsize", [1, 2, 16])
+def test_c_strides(shape, itemsize):
+    found = c_strides(shape, itemsize)
+    expected = np.empty(shape, np.dtype((np.void, itemsize))).strides
+    assert len(found) == len(shape)
+    assert 0 in shape or found == expected
+
+
+def test_an_array_described_by_its_address_is_never_read():
+    """An address that no memory has: only arithmetic happens."""
+    base = 0x2000_0000_0000_0000
+    array = DeviceArray.at(base, (4, 6), None, np.dtype("f4"), device=0, writable=True)
+    part = array[1:3, 2:4, ...]
+    assert part.pointer == base + 4 * (6 + 2)
+    assert part.shape == (2, 2)
+    assert part.addresses.strides == (24, 4)
+    assert part.nbytes == 16
+    assert not np.shares_memory(array[:, 0:1].addresses, array[:, 1:2].addresses)
+    empty = DeviceArray.at(0, (0, 5), None, np.dtype("f4"), device=0, writable=True)
+    assert (empty.pointer, empty.shape, empty.nbytes) == (0, (0, 5), 0)

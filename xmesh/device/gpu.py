@@ -1,0 +1,199 @@
+"""A GPU of this process, through CuPy: streams, fences, memory and copies.
+
+Nothing here waits for the device. Work goes to two streams of our own, one for what leaves the
+arrays and one for what comes in, so that copies in both directions overlap; events tie them to the
+streams of the caller.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from xmesh.device.array import DeviceArray
+from xmesh.device.copy_kernel import SOURCE, THREADS, launches_of
+from xmesh.device.regions import Pair, copies_of
+from xmesh.errors import TransportError, explain
+
+#: Runs of memory from this size on are left to the copy engines.
+_ENGINE_NBYTES = 64 * 2**10
+
+
+def load_cupy() -> Any:
+    """The module ``cupy``.
+
+    Raises:
+        TransportError: CuPy is not installed, or does not work here.
+    """
+    try:
+        return importlib.import_module("cupy")
+    except Exception as error:
+        raise TransportError(
+            explain(
+                "arrays in GPU memory need CuPy",
+                values=f"{type(error).__name__}: {error}",
+                remedy="pip install cupy-cuda12x (or the CuPy of your CUDA), see docs/gpu.md",
+            )
+        ) from error
+
+
+def current_device(cupy: Any) -> int:
+    """Ordinal of the GPU that this thread uses.
+
+    Raises:
+        TransportError: there is none.
+    """
+    try:
+        if cupy.cuda.runtime.getDeviceCount() > 0:
+            return int(cupy.cuda.runtime.getDevice())
+        why = "no device"
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        why = str(error)
+    raise TransportError(
+        explain(
+            "arrays in GPU memory need a GPU that this process can use",
+            values=why,
+            remedy="look at nvidia-smi, CUDA_VISIBLE_DEVICES and `xmesh doctor` on this host",
+        )
+    )
+
+
+class DeviceBytes:
+    """Bytes in the memory of a GPU, for messages.
+
+    Args:
+        pointer: address of the first.
+        nbytes: how many.
+        owner: keeps the memory alive.
+    """
+
+    def __init__(self, pointer: int, nbytes: int, owner: Any) -> None:
+        self.pointer, self.nbytes, self.owner = pointer, nbytes, owner
+
+    def __len__(self) -> int:
+        return self.nbytes
+
+    def __getitem__(self, part: slice) -> DeviceBytes:
+        start, stop, _ = part.indices(self.nbytes)
+        return DeviceBytes(self.pointer + start, stop - start, self.owner)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "version": 3,
+            "shape": (self.nbytes,),
+            "typestr": "|u1",
+            "data": (self.pointer if self.nbytes else 0, False),
+            "strides": None,
+            "stream": None,  # whoever sends them has waited for what wrote them
+        }
+
+
+class Gpu:
+    """See the module.
+
+    Args:
+        device: its ordinal in this process; None for the one that this thread uses.
+
+    Raises:
+        TransportError: there is no CuPy, or no GPU.
+    """
+
+    def __init__(self, device: int | None = None) -> None:
+        self.cupy = cupy = load_cupy()
+        self.device = current_device(cupy) if device is None else device
+        with self.here():
+            self.outgoing = cupy.cuda.Stream(non_blocking=True)
+            self.incoming = cupy.cuda.Stream(non_blocking=True)
+
+    def here(self) -> Any:
+        """A context in which this GPU is the thread's current one."""
+        return self.cupy.cuda.Device(self.device)
+
+    @cached_property
+    def _kernels(self) -> dict[int, Any]:
+        module = self.cupy.RawModule(code=SOURCE)
+        return {word: module.get_function(f"copy_{word}") for word in (1, 2, 4, 8, 16)}
+
+    def compile(self) -> None:
+        """Have the kernels ready before they are needed."""
+        with self.here():
+            _ = self._kernels
+
+    # --- Memory -----------------------------------------------------------------------------------
+
+    def pinned_bytes(self, nbytes: int) -> Any:
+        """Host memory that the GPU copies to and from by itself.
+
+        Raises:
+            MemoryError: there is not enough.
+        """
+        with self.here():
+            try:
+                return np.frombuffer(
+                    self.cupy.cuda.alloc_pinned_memory(max(1, nbytes)), np.uint8, nbytes
+                )
+            except self.cupy.cuda.runtime.CUDARuntimeError as error:
+                raise MemoryError(f"{nbytes} bytes of pinned host memory: {error}") from error
+
+    def device_bytes(self, nbytes: int) -> DeviceBytes:
+        """Memory of the GPU, ready for work on both streams.
+
+        Raises:
+            MemoryError: there is not enough.
+        """
+        with self.here(), self.outgoing:
+            memory = self.cupy.cuda.alloc(max(1, nbytes))
+        # CuPy's pool orders memory by stream: it may have been freed on this one a moment ago.
+        self.order(self.outgoing, self.incoming)
+        return DeviceBytes(int(memory.ptr), nbytes, memory)
+
+    # --- Order ------------------------------------------------------------------------------------
+
+    def fence(self, stream: Any) -> Any:
+        """An event after all that was given to a stream so far; has ``done``."""
+        with self.here():
+            event = self.cupy.cuda.Event(disable_timing=True)
+            event.record(stream)
+            return event
+
+    def order(self, first: Any, *later: Any) -> None:
+        """Let streams wait for all that was given to a first one so far; the host does not."""
+        event = self.fence(first)
+        for stream in later:
+            stream.wait_event(event)
+
+    def producers(self, arrays: Sequence[DeviceArray]) -> list[Any]:
+        """Events after what was given to the streams that arrays are said to depend on."""
+        pointers = dict.fromkeys(a.stream for a in arrays if a.stream is not None)
+        with self.here():
+            streams = [self.cupy.cuda.ExternalStream(pointer) for pointer in pointers]
+        return [self.fence(stream) for stream in streams]
+
+    # --- Copies -----------------------------------------------------------------------------------
+
+    def copy(self, pairs: Iterable[Pair], stream: Any) -> None:
+        """Give copies to a stream: of GPU memory, or between it and pinned host memory."""
+        runtime = self.cupy.cuda.runtime
+        with self.here(), stream:
+            for word, copies in copies_of(pairs).items():
+                strided = []
+                for copy in copies:
+                    runs = copy.source_strides == copy.destination_strides == (word,)
+                    nbytes = copy.words * word
+                    if runs and nbytes >= _ENGINE_NBYTES:
+                        runtime.memcpyAsync(
+                            copy.destination,
+                            copy.source,
+                            nbytes,
+                            runtime.memcpyDefault,
+                            stream.ptr,
+                        )
+                    else:
+                        strided.append(copy)
+                for launch in launches_of(strided):
+                    self._kernels[word](launch.grid, (THREADS,), (launch.table,))
