@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xmesh.arrays import Buffer
 from xmesh.clocks import now_s
@@ -17,6 +17,9 @@ from xmesh.planner import Plan
 from xmesh.program import CHANNELS, Message, Program
 from xmesh.report import Call, Span
 from xmesh.transport.base import Endpoint, Handle
+
+if TYPE_CHECKING:
+    from xmesh.device.gpu import Gpu
 
 #: Incoming or not, a peer, a channel.
 Line = tuple[bool, int, int]
@@ -124,6 +127,10 @@ class RecordingEndpoint:
     def host_name(self, rank: int) -> str:
         """Name of a rank's host."""
         return self._endpoint.host_name(rank)
+
+    def takes_device_memory(self, gpu: Gpu) -> bool:
+        """Messages may lie in a GPU's memory."""
+        return self._endpoint.takes_device_memory(gpu)
 
     def reserve_tags(self, first: int, count: int) -> None:
         """Mark tags as taken."""

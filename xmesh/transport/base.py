@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from xmesh.arrays import Buffer
+
+if TYPE_CHECKING:
+    from xmesh.device.gpu import Gpu
 
 #: A message under way; what it is, only its transport knows.
 Handle = Any
@@ -33,6 +36,9 @@ class Endpoint(Protocol):
     @property
     def own_cores(self) -> bool:
         """Each rank on this host has a core of its own, as far as is known."""
+
+    def takes_device_memory(self, gpu: Gpu) -> bool:
+        """Messages may be sent from a GPU's memory, and received into it."""
 
     def reserve_tags(self, first: int, count: int) -> None:
         """Mark tags as taken; ``first`` is agreed on by all ranks.

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xmesh.arrays import Buffer
 from xmesh.errors import TransportError, explain
+
+if TYPE_CHECKING:
+    from xmesh.device.gpu import Gpu
 
 
 @dataclass(eq=False)
@@ -100,6 +103,10 @@ class LoopbackEndpoint:
     def next_tag(self) -> int:
         """Lowest tag that this rank has not reserved."""
         return self._next_tag
+
+    def takes_device_memory(self, gpu: Gpu) -> bool:
+        """Messages are copied by the host."""
+        return False
 
     def reserve_tags(self, first: int, count: int) -> None:
         """Mark tags as taken."""

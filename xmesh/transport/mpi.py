@@ -10,8 +10,8 @@ import atexit
 import functools
 import os
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
@@ -19,7 +19,16 @@ from xmesh.arrays import Buffer
 from xmesh.errors import TransportError, explain
 from xmesh.progress import Progress
 from xmesh.transport.base import Endpoint
+from xmesh.transport.cuda_aware import (
+    CudaAwareness,
+    find_out,
+    probe_on,
+    query_cuda_support,
+)
 from xmesh.wait_policy import have_own_cores, own_cores
+
+if TYPE_CHECKING:
+    from xmesh.device.gpu import Gpu
 
 
 @functools.cache
@@ -47,6 +56,7 @@ class MpiContext:
         #: Some set-up on this communicator timed out.
         self.gave_up = False
         self._endpoints: dict[tuple[int, ...], MpiEndpoint] = {}
+        self._cuda_awareness: dict[int, CudaAwareness] = {}
 
     @classmethod
     def of(cls, comm: MPI.Intracomm) -> MpiContext:
@@ -90,6 +100,18 @@ class MpiContext:
             else:
                 time.sleep(1e-3)
 
+    def cuda_awareness(self, gpu: Gpu) -> CudaAwareness:
+        """Whether this MPI library takes pointers to the memory of a GPU; found out once.
+
+        Raises:
+            OptionError: see ``find_out``.
+        """
+        if gpu.device not in self._cuda_awareness:
+            self._cuda_awareness[gpu.device] = find_out(
+                os.environ, query_cuda_support, probe_on(gpu)
+            )
+        return self._cuda_awareness[gpu.device]
+
     def cached(self, ranks: tuple[int, ...]) -> MpiEndpoint | None:
         """The endpoint of a group, where it exists and is sound."""
         return self._endpoints.get(ranks)
@@ -105,12 +127,13 @@ class MpiContext:
             group = self.comm.Get_group().Incl(ranks)
             private = self.comm.Create_group(group, self.handshake_tag - 1)
             group.Free()
-            self._endpoints[ranks] = MpiEndpoint(private, ranks, self._forget)
+            self._endpoints[ranks] = MpiEndpoint(private, ranks, self)
         endpoint = self._endpoints[ranks]
         endpoint.users += 1
         return endpoint
 
-    def _forget(self, endpoint: MpiEndpoint) -> None:
+    def forget(self, endpoint: MpiEndpoint) -> None:
+        """Make a new endpoint for its group the next time."""
         if self._endpoints.get(endpoint.ranks) is endpoint:
             del self._endpoints[endpoint.ranks]
 
@@ -156,6 +179,10 @@ class _Messages:
 
     @property
     def own_cores(self) -> bool:
+        """Not known yet."""
+        return False
+
+    def takes_device_memory(self, gpu: Gpu) -> bool:
         """Not known yet."""
         return False
 
@@ -233,11 +260,11 @@ class MpiEndpoint(_Messages):
         self,
         comm: MPI.Intracomm,
         ranks: tuple[int, ...],
-        forget: Callable[[MpiEndpoint], None],
+        context: MpiContext,
     ) -> None:
         super().__init__(comm, ranks, {rank: i for i, rank in enumerate(ranks)})
         self._rank = ranks[comm.rank]
-        self._forget = forget
+        self._context = context
         found: list[tuple[str, frozenset[int]]] = comm.allgather(
             (MPI.Get_processor_name(), own_cores())
         )
@@ -250,6 +277,10 @@ class MpiEndpoint(_Messages):
     def host_name(self, rank: int) -> str:
         """MPI's processor name."""
         return self._host_names[self._numbers[rank]]
+
+    def takes_device_memory(self, gpu: Gpu) -> bool:
+        """As the library says and a trial shows."""
+        return self._context.cuda_awareness(gpu).aware
 
     @property
     def own_cores(self) -> bool:
@@ -265,12 +296,12 @@ class MpiEndpoint(_Messages):
         """After this, the group needs a new communicator: stray messages may still arrive here."""
         super().abandon(receives, sends, kept)
         self.broken = True
-        self._forget(self)
+        self._context.forget(self)
 
     def release(self) -> None:
         """Free the communicator with its last user; a broken one is left to MPI_Finalize."""
         self.users -= 1
         if self.users == 0:
-            self._forget(self)
+            self._context.forget(self)
             if not self.broken:
                 self._comm.Free()
