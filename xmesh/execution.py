@@ -181,7 +181,7 @@ class Execution:
         sources = self._sources
         if sources is not None:
             fence = self._destination_memory.copy(
-                (_view(source, sources), _view(destination, self._destinations))
+                (view_of(source, sources), view_of(destination, self._destinations))
                 for source, destination in self._program.copies
             )
             if fence is not None:
@@ -216,7 +216,7 @@ class Execution:
             self._missing.add(index)
             self.refused.add(piece.sender)
         elif self._staged[index] and buffer is not None:
-            views = [_view(region, self._destinations) for region in piece.regions]
+            views = [view_of(region, self._destinations) for region in piece.regions]
             fence = self._destination_memory.unpack(buffer, views)
             if fence is not None:
                 self._users[index] += 1
@@ -348,7 +348,7 @@ class Execution:
                 if buffer is None:
                     return None
                 self._staged[index] = True
-                fence = memory.pack([_view(region, arrays) for region in piece.regions], buffer)
+                fence = memory.pack([view_of(region, arrays) for region in piece.regions], buffer)
                 if fence is not None:
                     self._loading[index] = fence
             self._buffers[index] = buffer
@@ -386,7 +386,7 @@ class Execution:
         self._buffers[index], self._staged[index] = None, False
 
 
-def _view(region: Region, arrays: Sequence[Any]) -> Any:
+def view_of(region: Region, arrays: Sequence[Any]) -> Any:
     """A region in place."""
     array = arrays[region.array]
     return array if region.whole else array[region.index]
@@ -395,4 +395,4 @@ def _view(region: Region, arrays: Sequence[Any]) -> Any:
 def _in_place(piece: Piece, memory: Memory, arrays: Sequence[Any]) -> Buffer | None:
     """The bytes of a chunk where the caller's arrays have it, if a message can have them there."""
     regions = piece.regions
-    return memory.in_place(_view(regions[0], arrays)) if len(regions) == 1 else None
+    return memory.in_place(view_of(regions[0], arrays)) if len(regions) == 1 else None

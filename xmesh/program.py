@@ -172,7 +172,7 @@ def compile_program(plan: Plan, rank: int) -> Program:
         PlanError: the plan has the rank send or receive what its layouts do not give it.
     """
     held, needed = plan.src.boxes(rank), plan.dst.boxes(rank)
-    held_index, needed_index = _LocalBoxes(held, rank), _LocalBoxes(needed, rank)
+    held_index, needed_index = LocalBoxes(held, rank), LocalBoxes(needed, rank)
     pieces: list[Piece] = []
     receives: list[Message] = []
     sends: list[Message] = []
@@ -220,7 +220,7 @@ class _Channels:
         return count % CHANNELS
 
 
-class _LocalBoxes:
+class LocalBoxes:
     """Finds the array of a rank that a region lies in."""
 
     def __init__(self, boxes: tuple[Box, ...], rank: int) -> None:

@@ -1,8 +1,8 @@
 """A GPU of this process, through CuPy: streams, fences, memory and copies.
 
-Nothing here waits for the device. Work goes to two streams of our own, one for what leaves the
-arrays and one for what comes in, so that copies in both directions overlap; events tie them to the
-streams of the caller.
+Nothing here waits for the device. Work goes to streams of our own, one for what leaves the arrays
+and one for what comes in, so that copies in both directions overlap; events tie them to the streams
+of the caller.
 """
 
 from __future__ import annotations
@@ -109,6 +109,8 @@ class Gpu:
         with self.here():
             self.outgoing = cupy.cuda.Stream(non_blocking=True)
             self.incoming = cupy.cuda.Stream(non_blocking=True)
+            #: For NCCL: what goes out, and what comes in.
+            self.network = tuple(cupy.cuda.Stream(non_blocking=True) for _ in range(2))
 
     def here(self) -> Any:
         """A context in which this GPU is the thread's current one."""

@@ -13,9 +13,10 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from mpi4py import MPI
 
-from xmesh.arrays import Buffer
+from xmesh.arrays import Buffer, Bytes
 from xmesh.errors import TransportError, explain
 from xmesh.progress import Progress
 from xmesh.transport.base import Endpoint
@@ -57,6 +58,8 @@ class MpiContext:
         self.gave_up = False
         self._endpoints: dict[tuple[int, ...], MpiEndpoint] = {}
         self._cuda_awareness: dict[int, CudaAwareness] = {}
+        #: What else belongs to this communicator, by whoever keeps it.
+        self.kept: dict[type, Any] = {}
 
     @classmethod
     def of(cls, comm: MPI.Intracomm) -> MpiContext:
@@ -278,6 +281,10 @@ class MpiEndpoint(_Messages):
         """MPI's processor name."""
         return self._host_names[self._numbers[rank]]
 
+    def gather_texts(self, text: str) -> Gathering:
+        """Have each rank's text brought to all; all ranks call it, in the same order."""
+        return Gathering(self._comm, text)
+
     def takes_device_memory(self, gpu: Gpu) -> bool:
         """As the library says and a trial shows."""
         return self._context.cuda_awareness(gpu).aware
@@ -305,3 +312,45 @@ class MpiEndpoint(_Messages):
             self._context.forget(self)
             if not self.broken:
                 self._comm.Free()
+
+
+class Gathering:
+    """Texts of all ranks on their way to all ranks; something to wait for, see ``Progress.wait``.
+
+    Args:
+        comm: the group; nothing else gathers on it at the time.
+        text: this rank's.
+
+    Attributes:
+        texts: by place in the group, once it is over.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, text: str) -> None:
+        self._comm, self._own = comm, text.encode("utf-8", "surrogatepass")
+        self._sizes = np.empty(comm.size, np.int64)
+        size = np.array([len(self._own)], np.int64)
+        self._buffers: tuple[Any, ...] = (size,)
+        self._request = comm.Iallgather(size, self._sizes)
+        self._all: Bytes | None = None
+        self.texts: list[str] | None = None
+
+    @property
+    def over(self) -> bool:
+        """All texts are here."""
+        return self.texts is not None
+
+    def step(self) -> bool:
+        """Move on without waiting; True when anything happened."""
+        if self.over or not self._request.Test():
+            return False
+        ends = np.cumsum(self._sizes)
+        if self._all is None:
+            self._all = np.empty(int(ends[-1]), np.uint8)
+            counts, places = list(map(int, self._sizes)), list(map(int, ends - self._sizes))
+            self._request = self._comm.Iallgatherv(
+                self._own, [self._all, (counts, places), MPI.BYTE]
+            )
+        else:
+            parts = np.split(self._all, ends[:-1])
+            self.texts = [part.tobytes().decode("utf-8", "surrogatepass") for part in parts]
+        return True

@@ -1,0 +1,1 @@
+"""Transfers as NCCL operations: broadcasts and grouped sends between GPUs."""

@@ -1,0 +1,72 @@
+"""One order of all NCCL calls over all ranks, with nobody in charge of it.
+
+Kernels of NCCL hold a part of the GPU until their peers have come, so ranks that launch two calls
+in different orders may wait for each other for ever, be it on different communicators. Each call
+therefore gets a *stamp*, once all its ranks are there: every rank proposes a number higher than any
+it has seen, the highest is the call's, and each rank launches by ascending stamps. A call that has
+been proposed for, but has no stamp yet, holds back those with higher stamps: its own may be lower.
+(This is total order multicast as Skeen gave it, with all ranks of the group as its members.)
+
+As a stamp is only asked for when all ranks of a call are there, the wait for it is short, and calls
+whose peers come late hold back nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+#: A number that all ranks have agreed on, and one that tells apart those who got the same.
+Stamp = tuple[int, int]
+
+
+@dataclass(eq=False)
+class Ticket:
+    """One call in the order of one process.
+
+    Attributes:
+        proposed: the lowest number that its stamp can have.
+        stamp: its place in the order, once all ranks have agreed.
+        step: moves the call on without waiting; for others, which it holds back.
+    """
+
+    proposed: int
+    step: Callable[[], object]
+    stamp: Stamp | None = None
+
+
+class LaunchOrder:
+    """The calls of one process that wait to be launched."""
+
+    def __init__(self) -> None:
+        self._clock = 0
+        self._waiting: list[Ticket] = []
+
+    def propose(self, step: Callable[[], object]) -> Ticket:
+        """Take part in a call all of whose ranks are there."""
+        self._clock += 1
+        ticket = Ticket(self._clock, step)
+        self._waiting.append(ticket)
+        return ticket
+
+    def settle(self, ticket: Ticket, stamp: Stamp) -> None:
+        """All ranks have agreed on a stamp."""
+        self._clock = max(self._clock, stamp[0])
+        ticket.stamp = stamp
+
+    def is_next(self, ticket: Ticket) -> bool:
+        """It may be launched now; else what holds it back is moved on."""
+        mine = ticket.stamp
+        if mine is None:
+            return False
+        for other in tuple(self._waiting):
+            if other is not ticket and (other.stamp or (other.proposed, 0)) < mine:
+                # It may be on a communicator on which nobody waits now.
+                other.step()
+                return False
+        return True
+
+    def leave(self, ticket: Ticket) -> None:
+        """It has been launched, or given up. Idempotent."""
+        if ticket in self._waiting:
+            self._waiting.remove(ticket)
