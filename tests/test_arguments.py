@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -100,25 +101,27 @@ def test_what_is_no_array():
 class OnDevice:
     """An array in device memory, as far as anyone can tell from outside."""
 
-    shape, dtype = (2, 6), np.dtype("<f4")
-    __cuda_array_interface__ = {  # noqa: RUF012 - as on the real ones
-        "shape": (2, 6),
-        "typestr": "<f4",
-        "data": (0x7F0000000000, False),
-        "version": 3,
-    }
+    dtype = np.dtype("<f4")
+
+    def __init__(self, shape: tuple[int, ...] = (2, 6)) -> None:
+        self.shape = shape
+        self.__cuda_array_interface__ = {
+            "shape": shape,
+            "typestr": "<f4",
+            "data": (0x7F0000000000, False),
+            "version": 3,
+        }
 
     def __array__(self, *arguments: Any, **options: Any) -> Any:
         raise AssertionError("nobody may ask for a host copy")
 
 
-def test_device_arrays():
-    text = text_of({**good(), 0: OnDevice()})
-    assert "local must lie in host memory for this transport" in text
-    assert "OnDevice in device memory" in text
-    assert "rank 0" in text
-    text = text_of(good(), {1: OnDevice()})
-    assert "out must lie in host memory" in text
+def test_device_arrays_need_cupy(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    for text in (text_of({**good(), 0: OnDevice()}), text_of(good(), {1: OnDevice((4, 3))})):
+        assert "arrays in GPU memory need CuPy" in text
+        assert "remedy:  pip install cupy-cuda12x" in text
+        assert "tensor 'w_up'" in text
 
 
 def test_wrong_out():
@@ -322,7 +325,7 @@ def test_rank_with_empty_boxes_may_pass_none_or_an_empty_array():
 def test_what_is_no_plan_and_no_transport():
     with pytest.raises(PlanError, match="a Resharder needs a Plan"):
         Resharder(SRC)  # type: ignore[arg-type]
-    with pytest.raises(TransportError, match="transport must be one of auto, mpi, loopback"):
+    with pytest.raises(TransportError, match="transport must be one of auto, mpi, nccl, loopback"):
         Resharder(PLAN, transport="tcp")
     with pytest.raises(TransportError, match="loopback runs without a communicator"):
         Resharder(PLAN, transport="mpi")

@@ -37,6 +37,7 @@ class Record:
         shared: its parts by name, as short texts that differ when the parts do.
         next_tag: lowest tag that is free on all ranks so far.
         fresh: some rank needs a new communicator.
+        on_gpu: all ranks have said that their arrays lie in GPU memory.
         dtype: element type, from the ranks that know it; "" elsewhere.
         dtype_rank: the rank that knows it, where that is another than ``rank``; else -1.
         error_rank: rank of the first error, or -1.
@@ -49,6 +50,7 @@ class Record:
     shared: dict[str, str] = field(default_factory=dict)
     next_tag: int = 0
     fresh: bool = False
+    on_gpu: bool = False
     dtype: str = ""
     dtype_rank: int = -1
     error_rank: int = -1
@@ -74,6 +76,7 @@ class Record:
             first,
             next_tag=max(first.next_tag, second.next_tag),
             fresh=first.fresh or second.fresh,
+            on_gpu=first.on_gpu and second.on_gpu,
             dtype=knows.dtype,
             dtype_rank=knows._dtype_origin,
         )

@@ -8,15 +8,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmesh.arrays import host_array
 from xmesh.box import Box
+from xmesh.device.array import DeviceArray
 from xmesh.dtypes import dtype_name
 from xmesh.errors import ArrayError, explain
+from xmesh.interop import AnyArray, as_memory
+from xmesh.like import NUMPY, Kind
 from xmesh.planner.plans import Plan
 from xmesh.program import Program
 
 
-def check_local(plan: Plan, program: Program, local: Any) -> list[NDArray[Any]]:
+def check_local(
+    plan: Plan, program: Program, local: Any, device: int | None = None
+) -> list[AnyArray]:
     """The source arrays of a rank, one for each box that it holds.
 
     Args:
@@ -24,9 +28,10 @@ def check_local(plan: Plan, program: Program, local: Any) -> list[NDArray[Any]]:
         program: of the rank whose argument it is.
         local: an array; a sequence of arrays where the rank holds several boxes; None on ranks
             that hold nothing.
+        device: ordinal of the GPU that device arrays must lie on; None for any.
 
     Raises:
-        ArrayError: something else than that, or the wrong dtype or shape.
+        ArrayError: something else than that, the wrong dtype or shape, or the wrong GPU.
     """
     rank, boxes = program.rank, program.held
     if local is None and all(box.empty for box in boxes):
@@ -49,18 +54,27 @@ def check_local(plan: Plan, program: Program, local: Any) -> list[NDArray[Any]]:
                 remedy=f"pass an array of shape {boxes[0].shape} and dtype {plan.dtype}",
             )
         )
-    return _check(plan, rank, "local", local, boxes, program.held_shapes)
+    return _check(plan, rank, "local", local, boxes, program.held_shapes, device)
 
 
-def check_out(plan: Plan, program: Program, out: Any) -> list[NDArray[Any]]:
+def check_out(
+    plan: Plan, program: Program, out: Any, kind: Kind = NUMPY, device: int | None = None
+) -> list[AnyArray]:
     """The destination arrays of a rank: those passed as ``out``, or new ones.
 
+    Args:
+        plan: says what the rank needs.
+        program: of the rank whose argument it is.
+        out: as ``local`` of ``check_local``; None for new arrays.
+        kind: of new arrays.
+        device: as for ``check_local``.
+
     Raises:
-        ArrayError: wrong dtype or shape, not writable, or given on a rank that needs nothing.
+        ArrayError: wrong dtype, shape or GPU, not writable, or given on a rank that needs nothing.
     """
     rank, boxes = program.rank, program.needed
     if out is None:
-        return [np.empty(shape, plan.dtype) for shape in program.needed_shapes]
+        return kind.empty(program.needed_shapes, plan.dtype)
     if not boxes:
         raise ArrayError(
             explain(
@@ -70,7 +84,7 @@ def check_out(plan: Plan, program: Program, out: Any) -> list[NDArray[Any]]:
                 remedy="pass out only on ranks of the destination mesh",
             )
         )
-    arrays = _check(plan, rank, "out", out, boxes, program.needed_shapes)
+    arrays = _check(plan, rank, "out", out, boxes, program.needed_shapes, device)
     for i, array in enumerate(arrays):
         if i and any(_overlap(array, other) for other in arrays[:i]):
             raise ArrayError(
@@ -81,20 +95,22 @@ def check_out(plan: Plan, program: Program, out: Any) -> list[NDArray[Any]]:
                     remedy="pass another array for each box, or leave out=None",
                 )
             )
-        if not array.flags.writeable:
+        addresses = _addresses(array)
+        if not _writable(array):
             raise ArrayError(
                 explain(
                     "out must be writable",
                     values=f"a read-only array of shape {array.shape}",
                     context=_where(plan, rank),
-                    remedy="pass an array that owns its memory, or leave out=None",
+                    remedy="pass an array that owns its memory, of a library whose arrays may be "
+                    "written to and which lends them by DLPack 1.0 or later, or leave out=None",
                 )
             )
-        if 0 in array.strides and array.size and _repeats(array):
+        if 0 in addresses.strides and addresses.size and _repeats(addresses):
             raise ArrayError(
                 explain(
                     "each element of out must have memory of its own",
-                    values=f"shape {array.shape} with strides {array.strides}",
+                    values=f"shape {array.shape} with strides {addresses.strides}",
                     context=_where(plan, rank),
                     remedy="pass an array that was not broadcast, or leave out=None",
                 )
@@ -115,7 +131,7 @@ def sinks(plan: Plan, program: Program) -> list[NDArray[Any]]:
 
 
 def check_overlap(
-    plan: Plan, rank: int, sources: Sequence[NDArray[Any]], outs: Sequence[NDArray[Any]]
+    plan: Plan, rank: int, sources: Sequence[AnyArray], outs: Sequence[AnyArray]
 ) -> None:
     """Refuse an ``out`` that shares memory with ``local``: it would change while it is sent.
 
@@ -135,8 +151,65 @@ def check_overlap(
                 )
 
 
-def _overlap(first: NDArray[Any], second: NDArray[Any]) -> bool:
+def check_same_memory(
+    plan: Plan, rank: int, sources: Sequence[AnyArray], outs: Sequence[AnyArray]
+) -> None:
+    """Refuse an ``out``, given or new, in another memory than ``local``.
+
+    Raises:
+        ArrayError: one lies in host memory and one on a GPU, or on two GPUs.
+    """
+    pair = _apart([*sources, *outs])
+    if pair is not None:
+        raise ArrayError(
+            explain(
+                "local and out of a rank must lie in the same memory",
+                values=f"local {_place(pair[0])}, out {_place(pair[1])}",
+                context=_where(plan, rank),
+                remedy="pass both on the host or both on one GPU; like= says where new arrays lie",
+            )
+        )
+
+
+def _apart(arrays: Sequence[AnyArray]) -> tuple[AnyArray, AnyArray] | None:
+    """Two arrays that are known to lie in different memories; without elements they lie in none."""
+    first: AnyArray | None = None
+    for array in arrays:
+        if type(array) is np.ndarray and type(first) is not DeviceArray:
+            first = array if array.size else first
+            continue
+        if not _addresses(array).size:
+            continue
+        if first is not None and not _same_place(first, array):
+            return first, array
+        if first is None or (isinstance(first, DeviceArray) and first.device < 0):
+            first = array
+    return None
+
+
+def _same_place(first: AnyArray, second: AnyArray) -> bool:
+    if isinstance(first, DeviceArray) and isinstance(second, DeviceArray):
+        return first.device == second.device or min(first.device, second.device) < 0
+    return isinstance(first, DeviceArray) == isinstance(second, DeviceArray)
+
+
+def _place(array: AnyArray) -> str:
+    if not isinstance(array, DeviceArray):
+        return "in host memory"
+    return f"on GPU {array.device}" if array.device >= 0 else "in device memory"
+
+
+def _addresses(array: AnyArray) -> NDArray[Any]:
+    return array.addresses if isinstance(array, DeviceArray) else array
+
+
+def _writable(array: AnyArray) -> bool:
+    return array.writable if isinstance(array, DeviceArray) else array.flags.writeable
+
+
+def _overlap(one: AnyArray, other: AnyArray) -> bool:
     """Some element is in both; also where that would take long to find out."""
+    first, second = _addresses(one), _addresses(other)  # no two memories have one address
     if not (first.size and second.size and np.may_share_memory(first, second)):
         return False
     effort: Any = 10_000  # the type stubs know of none and all only
@@ -154,7 +227,8 @@ def _check(
     value: Any,
     boxes: Sequence[Box],
     shapes: Sequence[tuple[int, ...]],
-) -> list[NDArray[Any]]:
+    device: int | None,
+) -> list[AnyArray]:
     if len(boxes) == 1:
         values: Sequence[Any] = [value]
     elif isinstance(value, (list, tuple)) and len(value) == len(boxes):
@@ -169,12 +243,12 @@ def _check(
                 remedy="pass the arrays in the order of layout.boxes(rank)",
             )
         )
-    arrays = []
+    arrays: list[AnyArray] = []
     for item, box, shape in zip(values, boxes, shapes, strict=True):
         array = item
         if type(item) is not np.ndarray:
             try:
-                array = host_array(item, what, writable=what == "out")
+                array = as_memory(item, what, writable=what == "out")
             except ArrayError as error:
                 raise ArrayError(f"{error}\n  context: {_where(plan, rank)}") from None
         if array.dtype != plan.dtype:
@@ -195,8 +269,42 @@ def _check(
                     remedy="pass layout.local_shape(rank) elements; halos and padding must be cut",
                 )
             )
+        if device is not None and isinstance(array, DeviceArray) and array.device != device:
+            _require_device(plan, rank, what, array, device)
         arrays.append(array)
+    if len(arrays) > 1 and (pair := _apart(arrays)) is not None:
+        raise ArrayError(
+            explain(
+                f"arrays of {what} must all lie in one memory",
+                values=f"one {_place(pair[0])}, one {_place(pair[1])}",
+                context=_where(plan, rank),
+                remedy="pass them all on the host, or all on one GPU",
+            )
+        )
     return arrays
+
+
+def check_device(plan: Plan, rank: int, arrays: Sequence[AnyArray], device: int) -> None:
+    """Refuse arrays on another GPU than this rank's.
+
+    Raises:
+        ArrayError: one lies elsewhere.
+    """
+    for array in arrays:
+        if isinstance(array, DeviceArray) and array.device != device:
+            _require_device(plan, rank, "an array", array, device)
+
+
+def _require_device(plan: Plan, rank: int, what: str, array: DeviceArray, device: int) -> None:
+    if array.device >= 0 and array.addresses.size:  # -1: its library does not say
+        raise ArrayError(
+            explain(
+                f"{what} must lie on this rank's GPU",
+                values=f"it lies on GPU {array.device}, this rank's is GPU {device}",
+                context=_where(plan, rank),
+                remedy="copy it to that GPU, or set the device before arrays are made",
+            )
+        )
 
 
 def _where(plan: Plan, rank: int, more: str = "") -> str:

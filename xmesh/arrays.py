@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmesh.errors import ArrayError, explain
-
 Bytes = NDArray[np.uint8]
 #: What a message is sent from or received into: ``Bytes``, or bytes in the memory of a GPU.
 Buffer = Any
@@ -28,57 +26,53 @@ _PLAIN: dict[int, np.dtype[Any]] = {
 }
 
 
-def host_array(value: Any, what: str, writable: bool = False) -> NDArray[Any]:
-    """The NumPy array behind an argument.
+def at_address(
+    pointer: int,
+    shape: Sequence[int],
+    strides: Sequence[int] | None,
+    dtype: np.dtype[Any],
+    writable: bool = True,
+    owner: Any = None,
+) -> NDArray[Any]:
+    """An ndarray over memory that is already there, of whatever dtype.
 
     Args:
-        value: an ndarray, or anything with ``__array_interface__`` or the buffer protocol, whose
-            memory is used in place; to read from, also a NumPy scalar or an object with
-            ``__array__``, which may copy.
-        what: what the argument is called in an error.
-        writable: it is written to, so that a copy would lose what is written.
-
-    Raises:
-        ArrayError: it is none of these, lies in device memory, or cannot be read.
+        pointer: address of its first element; anything where it has no elements.
+        shape: its extents.
+        strides: in bytes; None for C order.
+        dtype: element type.
+        writable: NumPy lets it be written to.
+        owner: lives as long as the array.
     """
-    if isinstance(value, np.ma.MaskedArray):
-        raise _not_an_array(value, what, "a masked array, whose mask would be lost")
-    if isinstance(value, np.ndarray):
-        return value.view(np.ndarray)
-    in_place = ("__array_interface__", "__array_struct__", "__buffer__")
-    try:
-        if hasattr(value, "__cuda_array_interface__"):
-            kind = f"{type(value).__module__}.{type(value).__name__}"
-            raise ArrayError(
-                explain(
-                    f"{what} must lie in host memory for this transport",
-                    values=f"{kind} in device memory",
-                    remedy="copy it to the host first, for example with cupy.asnumpy",
-                )
-            )
-        shares = isinstance(value, (memoryview, bytearray)) or any(
-            hasattr(value, name) for name in in_place
-        )
-        if isinstance(value, np.generic) and writable:
-            raise _not_an_array(value, what, "a scalar that nothing can be written to")
-        if shares or (not writable and hasattr(value, "__array__")):
-            return np.asarray(value)
-    except ArrayError:
-        raise
-    except Exception as error:
-        # Whatever a foreign object raises: this rank must be able to tell the others.
-        raise _not_an_array(value, what, f"{type(error).__name__}: {error}") from error
-    raise _not_an_array(value, what, "")
+    if 0 in shape:
+        array: NDArray[Any] = np.empty(shape, dtype)
+        array.flags.writeable = writable
+        return array
+    there = _AtAddress(pointer, shape, strides, dtype.itemsize, writable, owner)
+    return np.asarray(there).view(dtype)
 
 
-def _not_an_array(value: Any, what: str, why: str) -> ArrayError:
-    return ArrayError(
-        explain(
-            f"{what} must be an array",
-            values=f"{type(value).__name__}" + (f", {why}" if why else ""),
-            remedy="pass a numpy array, or an object with __array_interface__ or a buffer",
-        )
-    )
+class _AtAddress:
+    """An array for NumPy to look at, wherever it lies."""
+
+    def __init__(
+        self,
+        pointer: int,
+        shape: Sequence[int],
+        strides: Sequence[int] | None,
+        itemsize: int,
+        writable: bool,
+        owner: Any,
+    ) -> None:
+        self.owner = owner
+        # A type string that NumPy reads as mere bytes: bfloat16 and float8 have none of their own.
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (pointer, not writable),
+            "shape": tuple(shape),
+            "strides": None if strides is None else tuple(strides),
+            "typestr": f"|V{itemsize}",
+        }
 
 
 def raw(array: NDArray[Any]) -> NDArray[Any]:

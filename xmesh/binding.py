@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from xmesh.agreement import Agreement, Record, short
+from xmesh.device.gpu import Gpu
 from xmesh.errors import PlanError, TransferTimeout, TransportError, XmeshError, explain
 from xmesh.planner import Plan
 from xmesh.program import Program, compile_program
@@ -18,12 +19,13 @@ from xmesh.wait_policy import sleep
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from xmesh.transport.mpi import MpiContext
+    from xmesh.nccl.link import NcclLink
+    from xmesh.transport.mpi import MpiContext, MpiEndpoint
     from xmesh.world import World
 
 #: Seconds after which a wait gives up, unless told otherwise.
 TIMEOUT_S = 300.0
-TRANSPORTS = ("auto", "mpi", "loopback")
+TRANSPORTS = ("auto", "mpi", "nccl", "loopback")
 
 
 @dataclass
@@ -35,17 +37,29 @@ class Binding:
         programs: what those ranks do, in the same order.
         first_tag: first of the tags reserved, the same on all ranks.
         progress: moves what is in flight.
-        loopback: all ranks run here.
+        transport: "loopback" (all ranks run here), "mpi" or "nccl".
+        why: what decided on it.
+        nccl: what replaces messages for the rank that runs here, under "nccl".
     """
 
     endpoints: Sequence[Endpoint]
     programs: Sequence[Program]
     first_tag: int
     progress: Progress
-    loopback: bool
+    transport: str
+    why: str
+    nccl: NcclLink | None = None
+
+    @property
+    def loopback(self) -> bool:
+        """All ranks run here."""
+        return self.transport == "loopback"
 
     def release(self) -> None:
         """Give the endpoints back."""
+        if self.nccl is not None:
+            self.nccl.release()
+            self.nccl = None
         for endpoint in self.endpoints:
             endpoint.release()
         self.endpoints = ()
@@ -58,6 +72,7 @@ def bind(
     timeout_s: float,
     num_tags: int,
     problem: XmeshError | None = None,
+    gpu: Gpu | None = None,
 ) -> Binding:
     """Connect the ranks of a plan, once all of them are known to have the same one.
 
@@ -68,37 +83,57 @@ def bind(
         timeout_s: seconds to wait for the others.
         num_tags: tags to reserve.
         problem: what is wrong with this rank's other options; all ranks raise it.
+        gpu: this rank's, where its arrays are to lie there.
 
     Raises:
         AgreementError, PlanError, TransferTimeout, TransportError: see Resharder.
     """
-    if choose_transport(comm, transport) == "loopback":
+    chosen = choose_transport(comm, transport)
+    if chosen == "loopback":
         if problem is not None:
             raise problem
         group = LoopbackGroup(plan.ranks)
         endpoints = [group.endpoint(rank) for rank in plan.ranks]
         programs = [compile_program(plan, rank) for rank in plan.ranks]
-        return Binding(endpoints, programs, 0, Progress(), loopback=True)
+        return Binding(endpoints, programs, 0, Progress(), "loopback", "no communicator was given")
     context = context_of(comm)
     rank = context.comm.rank
     if rank not in plan.ranks:
         require_ranks(context, plan.ranks)
-        return Binding((), (), 0, context.progress, loopback=False)
+        return Binding((), (), 0, context.progress, chosen, "this rank takes no part")
     ranks = tuple(r for r in plan.ranks if r < context.comm.size)
-    record = Record(rank, subject="plan", shared=plan_parts(plan))
+    shared = plan_parts(plan) | {"transport": transport}
+    record = Record(rank, subject="plan", shared=shared, on_gpu=gpu is not None)
     programs = []
     try:
         if problem is not None:
             raise problem
         require_ranks(context, plan.ranks)
         programs = [compile_program(plan, rank)]
+        if chosen == "nccl":
+            from xmesh.nccl.library import load_nccl
+
+            load_nccl()
+            gpu = gpu or Gpu()
     except XmeshError as error:
         record = Record.of_error(rank, error)
-    endpoint, verdict = connect(
-        context, ranks, record, timeout_s, f"tensor {plan.name!r}", num_tags
-    )
+    subject = f"tensor {plan.name!r}"
+    endpoint, verdict = connect(context, ranks, record, timeout_s, subject, num_tags)
     endpoint.reserve_tags(verdict.next_tag, num_tags)
-    return Binding((endpoint,), programs, verdict.next_tag, context.progress, loopback=False)
+    bound = Binding((endpoint,), programs, verdict.next_tag, context.progress, "mpi", "")
+    if chosen == "mpi":
+        bound.why = "it was asked for"
+    elif transport == "auto" and not verdict.on_gpu:
+        bound.why = "not all ranks have said, by like=, that their arrays lie on a GPU"
+    else:
+        from xmesh.nccl.bind import bind_nccl
+
+        try:
+            bind_nccl(bound, plan, context, gpu, timeout_s, must=chosen == "nccl")
+        except BaseException:
+            bound.release()
+            raise
+    return bound
 
 
 def plan_parts(plan: Plan) -> dict[str, str]:
@@ -107,7 +142,7 @@ def plan_parts(plan: Plan) -> dict[str, str]:
 
 
 def choose_transport(comm: Any, transport: str) -> str:
-    """The transport meant by an argument; "auto" goes by whether there is a communicator.
+    """The transport meant by an argument; with a communicator "auto" stays open.
 
     Raises:
         TransportError: no such transport, or it does not go with the communicator.
@@ -120,13 +155,13 @@ def choose_transport(comm: Any, transport: str) -> str:
                 remedy="leave it at 'auto'",
             )
         )
-    chosen = transport if transport != "auto" else ("loopback" if comm is None else "mpi")
+    chosen = "loopback" if transport == "auto" and comm is None else transport
     if (chosen == "loopback") != (comm is None):
         raise TransportError(
             explain(
-                "loopback runs without a communicator, and MPI with one",
+                "loopback runs without a communicator, and MPI and NCCL with one",
                 values=f"transport={transport!r}, comm={type(comm).__name__}",
-                remedy="pass comm=MPI.COMM_WORLD for MPI, or no comm for loopback",
+                remedy="pass comm=MPI.COMM_WORLD for MPI or NCCL, or no comm for loopback",
             )
         )
     return chosen
@@ -268,7 +303,7 @@ def connect(
     timeout_s: float,
     subject: str,
     num_tags: int = 0,
-) -> tuple[Endpoint, Record]:
+) -> tuple[MpiEndpoint, Record]:
     """Agree with a group, and get this rank's endpoint in it; ``release`` it after use.
 
     The endpoint is new where some rank has none, or none with as many tags left as are wanted.

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from xmesh.arrays import Buffer
+from xmesh.errors import XmeshError
 from xmesh.memory import Fence, Memory
 from xmesh.planner.fair import SENDS_IN_FLIGHT
 from xmesh.program import Message, Piece, Program, Region
@@ -120,6 +121,16 @@ class Execution:
         """Nothing left to do."""
         return self._left == 0 and self._copied and not self._storing
 
+    @property
+    def enqueued(self) -> bool:
+        """All messages have ended; copies on a GPU may still be under way."""
+        return self._left == 0 and self._copied
+
+    @property
+    def error(self) -> XmeshError | None:
+        """Ranks agree before a call, not in it."""
+        return None
+
     def step(self) -> bool:
         """Move on as far as possible without waiting; True when anything happened."""
         if self._fences:
@@ -142,7 +153,7 @@ class Execution:
         posted = bool(self._open) and self._post_receives()
         return (bool(self._ready) and self._post_sends()) or posted
 
-    def outstanding(self) -> tuple[int, Message | None, bool]:
+    def waits_for(self) -> str:
         """Bytes still to come and go, and the first unfinished message, a receive if any."""
         receives = [message for message, incoming in self._posted if incoming]
         sends = [message for message, incoming in self._posted if not incoming]
@@ -153,11 +164,21 @@ class Execution:
         ):
             for messages, first in zip(lines.messages, done, strict=True):
                 found += messages[first:]
-        nbytes = sum(self._program.pieces[m.piece].nbytes for m in receives + sends)
+        pieces = self._program.pieces
+        text = f"{sum(pieces[m.piece].nbytes for m in receives + sends)} bytes outstanding"
+        if self._fences:
+            return f"{text}; the GPU has not come to the end of what was given to it before"
         first_left = min(receives or sends, key=lambda m: m.order, default=None)
-        return nbytes, first_left, bool(receives)
+        if first_left is None:
+            return f"{text}; copies on the GPU have not ended"
+        piece, peer = pieces[first_left.piece], first_left.peer
+        boxes = " ".join(map(str, piece.boxes[:4]))
+        return (
+            f"{text}; next is box {boxes} ({piece.nbytes} bytes) {'from' if receives else 'to'} "
+            f"rank {peer} (host {self._endpoint.host_name(peer)})"
+        )
 
-    def abandon(self) -> None:
+    def abandon(self, why: str) -> None:
         """Give up after a failure; the arrays stay with the transport."""
         handles: dict[bool, list[Handle]] = {True: [], False: []}
         for (_, incoming), handle in zip(self._posted, self._handles, strict=True):

@@ -29,10 +29,13 @@ class Memory(Protocol):
     A view is an array of this memory, or a region of one.
     """
 
-    #: Where chunks are packed.
-    staging: Staging
-    #: Chunks that may be on their way into staging memory, beyond those being sent.
-    loads_ahead: int
+    @property
+    def staging(self) -> Staging:
+        """Where chunks are packed."""
+
+    @property
+    def loads_ahead(self) -> int:
+        """Chunks that may be on their way into staging memory, beyond those being sent."""
 
     def ready(self, arrays: Sequence[Any]) -> Sequence[Fence]:
         """What must end before these arrays are read or written by a transport, or here."""

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from xmesh.agreement import DTYPE_LIMIT, Record, short
-from xmesh.arrays import host_array
 from xmesh.binding import TIMEOUT_S, choose_transport, connect, context_of, require_ranks
 from xmesh.dtypes import as_dtype, dtype_name, named_dtype
 from xmesh.errors import ArrayError, XmeshError, explain
+from xmesh.interop import as_memory
 from xmesh.layout import Layout
 from xmesh.planner import plan
 from xmesh.planner.make_plan import check_types
@@ -38,6 +38,7 @@ def reshard(
     name: str = "array",
     transport: str = "auto",
     timeout_s: float = TIMEOUT_S,
+    like: Any = None,
 ) -> Any:
     """Move an array from one layout to another; every rank of either layout calls it.
 
@@ -58,6 +59,7 @@ def reshard(
         name: what error texts call the array.
         transport: see ``Resharder``.
         timeout_s: seconds for each of the steps.
+        like: see ``Resharder``.
 
     Returns:
         The array on destination ranks, None elsewhere (a dict by rank without a communicator).
@@ -71,7 +73,7 @@ def reshard(
         arrays = tuple(local.values()) if isinstance(local, Mapping) else ()
         element = _dtype_name(dtype, arrays, f"tensor {name!r}")
         made = plan(src, dst, _known(element, name), topology, strategy, scheduler, seed, name=name)
-        with Resharder(made, transport="loopback", timeout_s=timeout_s) as resharder:
+        with Resharder(made, transport="loopback", timeout_s=timeout_s, like=like) as resharder:
             return resharder(local, out)
     context = context_of(comm)
     rank = context.comm.rank
@@ -111,7 +113,9 @@ def reshard(
         made = plan(
             src, dst, _known(verdict.dtype, name), topology, strategy, scheduler, seed, name=name
         )
-        with Resharder(made, comm, timeout_s=timeout_s) as resharder:
+        with Resharder(
+            made, comm, transport=transport, timeout_s=timeout_s, like=like
+        ) as resharder:
             return resharder(local, out)
     finally:
         endpoint.release()
@@ -124,7 +128,7 @@ def _dtype_name(dtype: Any, local: Any, where: str) -> str:
     if isinstance(local, (list, tuple)):  # one array for each box
         return next(filter(None, (_dtype_name(None, array, where) for array in local)), "")
     try:
-        array = None if local is None else host_array(local, "local")
+        array = None if local is None else as_memory(local, "local")
     except ArrayError as error:
         raise ArrayError(f"{error}\n  context: {where}") from None
     return "" if array is None else _sendable(dtype_name(array.dtype), where)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from xmesh.binding import TIMEOUT_S, Binding, bind
 from xmesh.call import CALLS_IN_FLIGHT, NUM_TAGS, Member, Part
+from xmesh.device.gpu import Gpu
 from xmesh.errors import (
     ArrayError,
     ClosedError,
@@ -20,6 +21,7 @@ from xmesh.errors import (
     XmeshError,
     explain,
 )
+from xmesh.like import Kind, kind_of
 from xmesh.planner import Plan
 from xmesh.progress import seconds
 from xmesh.wait_policy import choose_pause, wanted_policy
@@ -44,9 +46,11 @@ class Resharder:
         plan: what to do; the same on every rank.
         comm: an mpi4py communicator that holds every rank of both meshes, or a World on one; None
             for the loopback transport.
-        transport: "auto" (MPI with a communicator, loopback without), "mpi" or "loopback". Under
-            loopback all ranks live in this process: calls take and return a dict from rank to
-            array.
+        transport: "mpi"; "nccl", for arrays in GPU memory only; "loopback": all ranks live in this
+            process, and calls take and return a dict from rank to array. "auto" is loopback without
+            a communicator; with one, NCCL where all ranks say by ``like`` that their arrays lie on
+            a GPU, each has one of its own and NCCL is there, and else MPI. MPI takes arrays of the
+            host and of a GPU, also different ones on different ranks.
         timeout_s: seconds after which making it, or a wait, gives up.
         staging_nbytes: memory per rank for chunks that are not contiguous in the caller's arrays;
             at least four chunks. Where waiting for memory could hang, each call in flight goes
@@ -56,6 +60,9 @@ class Resharder:
             core to others, "auto" spins where each rank of the host has a core of its own. "auto"
             is overruled by the environment variable XMESH_WAIT.
         trace: records every call, see ``xmesh.Trace``.
+        like: kind of new outputs: the module of a library (``numpy``, ``cupy``, ``jax.numpy``,
+            ``torch``, or another one with ``from_dlpack``), or one of its arrays, whose device
+            counts too. None for the kind of this rank's local array, and NumPy where it has none.
 
     Raises:
         AgreementError: ranks have different plans; on all of them.
@@ -63,6 +70,7 @@ class Resharder:
         TransferTimeout: some rank did not make its resharder in time.
         TransportError: the transport is not there.
         OptionError: a time-out or size without meaning, or a trace that is in use.
+        ArrayError: ``like`` is no such thing, or its library is not there.
     """
 
     def __init__(
@@ -75,6 +83,7 @@ class Resharder:
         staging_nbytes: int = STAGING_NBYTES,
         wait: str = "auto",
         trace: Trace | None = None,
+        like: Any = None,
     ) -> None:
         if not isinstance(plan, Plan):
             raise PlanError(
@@ -87,6 +96,8 @@ class Resharder:
         self.plan = plan
         self._timeout_s = TIMEOUT_S
         problem: XmeshError | None = None
+        kind: Kind | None = None
+        gpu: Gpu | None = None
         try:
             self._timeout_s = seconds(timeout_s)
             _check_staging(staging_nbytes)
@@ -94,13 +105,20 @@ class Resharder:
             if trace is not None:
                 _require_trace(trace)
                 trace.begin_plan(plan)
-        except OptionError as error:
+            if like is not None:
+                kind = kind_of(like)
+                if kind.device is not None:
+                    gpu = Gpu(kind.device)
+                    gpu.compile()
+        except (OptionError, ArrayError, TransportError) as error:
             # Told to all ranks, which would otherwise wait for this one.
             problem = error
         self._calls = 0
         self._in_flight: list[Request] = []
         self._closed = ""
-        self._binding: Binding = bind(plan, comm, transport, self._timeout_s, NUM_TAGS, problem)
+        self._binding: Binding = bind(
+            plan, comm, transport, self._timeout_s, NUM_TAGS, problem, gpu
+        )
         alone = self._binding.loopback
         dedicated = all(endpoint.own_cores for endpoint in self._binding.endpoints)
         self._pause = None if alone else choose_pause(wait, dedicated)
@@ -109,12 +127,24 @@ class Resharder:
         for endpoint, program in zip(self._binding.endpoints, self._binding.programs, strict=True):
             if trace is not None:
                 endpoint = trace.endpoint(endpoint, program, self._binding.first_tag + 1)
-            self._members.append(Member(plan, endpoint, program, staging_nbytes))
+            nccl = self._binding.nccl
+            gpu = gpu if nccl is None else nccl.gpu
+            self._members.append(Member(plan, endpoint, program, staging_nbytes, kind, gpu, nccl))
 
     @property
     def staging_nbytes(self) -> int:
         """Staging memory that this process holds now, in bytes."""
-        return sum(member.host.staging.nbytes for member in self._members)
+        return sum(member.staging_nbytes for member in self._members)
+
+    @property
+    def transport(self) -> str:
+        """What moves the bytes: "mpi", "nccl" or "loopback"."""
+        return self._binding.transport
+
+    @property
+    def why_transport(self) -> str:
+        """What decided on the transport, in words."""
+        return self._binding.why
 
     def __call__(self, local: Any = None, out: Any = None, timeout_s: float | None = None) -> Any:
         """Reshard and wait: ``start`` and ``wait`` in one."""
@@ -128,11 +158,12 @@ class Resharder:
 
         Args:
             local: on ranks of the source layout the array they hold (one array for each box where
-                there are several), of any strides; None elsewhere. It must not change until the
-                request is done.
-            out: on ranks of the destination layout an array to write to, of any strides, which
-                must not share memory with ``local``, nor with what a call in flight reads or
-                writes; None for a new one.
+                there are several), of any strides; None elsewhere. NumPy's, or of any library with
+                the buffer protocol, ``__array_interface__`` or DLPack. It must not change until
+                the request is done.
+            out: on ranks of the destination layout an array to write to, of any such library and
+                strides, which must not share memory with ``local``, nor with what a call in flight
+                reads or writes; None for a new one.
 
         At most 31 calls are in flight: one more waits first for the oldest to end.
 
@@ -270,10 +301,12 @@ class Request:
 
         Returns:
             The array (a tuple of arrays where the rank needs several boxes), ``out`` itself where
-            it was given, None on ranks that need nothing. Under loopback a dict by rank.
+            it was given, None on ranks that need nothing. Under loopback a dict by rank. New ones
+            are of the kind that ``like`` of the Resharder names.
 
         Raises:
             ArrayError: this rank's argument is wrong; at the first call any rank's, on all ranks.
+                Or the library of a new output does not take it.
             PeerError: data of another rank did not come because its argument was refused there.
             TransferTimeout: time ran out; the resharder is closed then.
         """
@@ -342,7 +375,7 @@ class Request:
 
     def _give_up(self, error: XmeshError) -> None:
         for part in self.parts:
-            part.abandon()
+            part.abandon(str(error).partition("\n")[0])
         self._finish(error)
 
     def _time_out(self, limit_s: float) -> XmeshError:

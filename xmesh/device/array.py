@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmesh.arrays import at_address
+
 
 @dataclass(frozen=True, eq=False)
 class DeviceArray:
@@ -17,7 +19,8 @@ class DeviceArray:
     Attributes:
         addresses: an ndarray over the device's addresses. It serves for shapes, strides and
             overlaps, and is never read or written: the host has no access to that memory.
-        device: ordinal of the GPU, as CUDA numbers them in this process.
+        device: ordinal of the GPU, as CUDA numbers them in this process; -1 where the array's
+            library does not say, and for managed memory, which is of no GPU.
         writable: it may be written to.
         stream: the CUDA stream that wrote it last, where its library says so; else None. 0 and 1
             are the legacy default stream, 2 the default stream of the thread.
@@ -55,10 +58,7 @@ class DeviceArray:
             stream: see the class.
             owner: see the class.
         """
-        if 0 in shape:
-            addresses = np.empty(shape, dtype)
-        else:
-            addresses = np.asarray(_AtAddress(pointer, shape, strides, dtype.itemsize)).view(dtype)
+        addresses = at_address(pointer, shape, strides, dtype)
         return cls(addresses, device, writable, stream, owner)
 
     @property
@@ -84,21 +84,6 @@ class DeviceArray:
     def __getitem__(self, index: tuple[Any, ...]) -> DeviceArray:
         """A region: slices, and an ellipsis."""
         return replace(self, addresses=self.addresses[index])
-
-
-class _AtAddress:
-    """An array for NumPy to look at, wherever it lies."""
-
-    def __init__(
-        self, pointer: int, shape: Sequence[int], strides: Sequence[int] | None, itemsize: int
-    ) -> None:
-        self.__array_interface__ = {
-            "version": 3,
-            "data": (pointer, False),
-            "shape": tuple(shape),
-            "strides": None if strides is None else tuple(strides),
-            "typestr": f"|V{itemsize}",
-        }
 
 
 def address_of(array: NDArray[Any]) -> int:

@@ -169,6 +169,11 @@ class Gpu:
         for stream in later:
             stream.wait_event(event)
 
+    def let_wait(self, stream: Any) -> None:
+        """Make a stream of the caller wait for all that was given to ours so far."""
+        for ours in (self.incoming, *self.network):
+            self.order(ours, stream)
+
     def producers(self, arrays: Sequence[DeviceArray]) -> list[Any]:
         """Events after what was given to the streams that arrays are said to depend on."""
         pointers = dict.fromkeys(a.stream for a in arrays if a.stream is not None)

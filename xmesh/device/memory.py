@@ -7,6 +7,7 @@ the pinned memory itself, so there is no second copy.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from xmesh.memory import Fence
 from xmesh.staging import Staging
 
 
-class DeviceMemory:
+class DeviceMemory(ABC):
     """See ``xmesh.memory.Memory``; what both ways have in common.
 
     Args:
@@ -32,6 +33,14 @@ class DeviceMemory:
         self.gpu = gpu
         self.staging = staging
         gpu.compile()
+
+    @abstractmethod
+    def ready(self, arrays: Sequence[DeviceArray]) -> Sequence[Fence]:
+        """See ``Memory``."""
+
+    @abstractmethod
+    def in_place(self, view: DeviceArray) -> Buffer | None:
+        """See ``Memory``."""
 
     def pack(self, views: Sequence[DeviceArray], buffer: Buffer) -> Fence:
         """See ``Memory``."""

@@ -81,7 +81,8 @@ class Communicators:
         if cls not in context.kept:
             # What belongs to the process is kept on the communicator that only it has.
             process = MpiContext.of(MPI.COMM_SELF)
-            context.kept[cls] = cls(process.kept.setdefault(LaunchOrder, LaunchOrder()))
+            order = process.kept.setdefault(LaunchOrder, LaunchOrder(MPI.COMM_WORLD.rank))
+            context.kept[cls] = cls(order)
         found: Communicators = context.kept[cls]
         return found
 
@@ -224,6 +225,8 @@ def connect_all(
 ) -> dict[Group, Communicator]:
     """Communicators of this rank's groups; all ranks of the endpoint call it.
 
+    Each rank must have a GPU of its own, see ``require_own_gpus``.
+
     Args:
         context: of the user's communicator.
         endpoint: all ranks of the plan.
@@ -243,10 +246,8 @@ def connect_all(
     rank = endpoint.rank
     lacks = [i for i, group in enumerate(groups) if rank in group and kept.sound(group) is None]
     orphan = kept.sound(endpoint.ranks, parent=True) is None
-    told = {"gpu": gpu_name(gpu), "lacks": lacks, "orphan": orphan}
+    told = {"lacks": lacks, "orphan": orphan}
     heard = tell(context, endpoint, told, timeout_s, subject)
-    names = {rank: state["gpu"] for rank, state in heard.of_rank.items()}
-    require_own_gpus(names, endpoint, subject)
     wanted = sorted({i for state in heard.of_rank.values() for i in state["lacks"]})
     if wanted:
         orphans = any(state["orphan"] for state in heard.of_rank.values())

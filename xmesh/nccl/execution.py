@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from xmesh.device.array import DeviceArray
 from xmesh.device.gpu import DeviceBytes, Gpu
 from xmesh.device.memory import AwareMemory
 from xmesh.execution import view_of
@@ -80,8 +79,8 @@ class NcclExecution:
         communicators: by group.
         memory: of this rank's GPU.
         slots: for chunks that must be packed; room for two at least where there are any.
-        sources: arrays, one for each box held.
-        destinations: arrays, one for each box needed.
+        sources: device arrays, one for each box held.
+        destinations: device arrays, one for each box needed.
         ready: events to wait for before anything is read or written.
     """
 
@@ -91,8 +90,8 @@ class NcclExecution:
         communicators: Mapping[Group, Communicator],
         memory: AwareMemory,
         slots: Slots,
-        sources: Sequence[DeviceArray],
-        destinations: Sequence[DeviceArray],
+        sources: Sequence[Any],
+        destinations: Sequence[Any],
         ready: Sequence[Any],
     ) -> None:
         self._program, self._communicators = program, communicators

@@ -36,11 +36,21 @@ class Ticket:
 
 
 class LaunchOrder:
-    """The calls of one process that wait to be launched."""
+    """The calls of one process that wait to be launched.
 
-    def __init__(self) -> None:
+    Args:
+        process: number of this process, of all that may ever share a call with it.
+    """
+
+    def __init__(self, process: int) -> None:
+        self._unique = process << 40
         self._clock = 0
         self._waiting: list[Ticket] = []
+
+    def unique(self) -> int:
+        """A number > 0 that no process has given before."""
+        self._unique += 1
+        return self._unique
 
     def propose(self, step: Callable[[], object]) -> Ticket:
         """Take part in a call all of whose ranks are there."""

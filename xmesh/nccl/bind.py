@@ -1,0 +1,71 @@
+"""Binding a plan to NCCL: all ranks find out whether they can, then make communicators together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from xmesh.device.gpu import Gpu
+from xmesh.errors import TransportError, XmeshError
+from xmesh.nccl.communicators import (
+    Communicators,
+    connect_all,
+    gpu_name,
+    require_own_gpus,
+    tell,
+)
+from xmesh.nccl.library import load_nccl, version_text
+from xmesh.nccl.link import NcclLink
+from xmesh.nccl.program import compile_nccl
+from xmesh.planner import Plan
+from xmesh.transport.mpi import MpiContext, MpiEndpoint
+
+if TYPE_CHECKING:
+    from xmesh.binding import Binding
+
+
+def bind_nccl(
+    bound: Binding, plan: Plan, context: MpiContext, gpu: Gpu | None, timeout_s: float, must: bool
+) -> None:
+    """Give a binding NCCL in place of messages; all ranks of the plan call it.
+
+    Args:
+        bound: over MPI; NCCL is added to it where all ranks can use it.
+        plan: the plan.
+        context: of the user's communicator.
+        gpu: of this rank.
+        timeout_s: seconds for each of the steps.
+        must: else "auto": where NCCL cannot be used, it stays with messages.
+
+    Raises:
+        TransportError: NCCL must be used and cannot; on all ranks alike.
+        TransferTimeout: a rank stayed away.
+    """
+    (endpoint,) = bound.endpoints
+    assert isinstance(endpoint, MpiEndpoint)
+    subject = f"tensor {plan.name!r}, {plan.src} -> {plan.dst}"
+    try:
+        version = version_text(load_nccl().get_version())
+        assert gpu is not None  # an error otherwise, before ranks agreed
+        told = {"gpu": gpu_name(gpu), "why": "", "version": version}
+    except XmeshError as error:
+        told = {"gpu": "", "why": str(error).replace("\n", ";")}
+    heard = tell(context, endpoint, told, timeout_s, subject)
+    try:
+        for rank, state in sorted(heard.of_rank.items()):
+            if state["why"]:
+                raise TransportError(f"rank {rank}: {state['why']}")
+        names = {rank: state["gpu"] for rank, state in heard.of_rank.items()}
+        require_own_gpus(names, endpoint, subject)
+    except TransportError as error:
+        if must:
+            raise
+        bound.why = f"NCCL cannot be used: {error}"
+        return
+    assert gpu is not None
+    program = compile_nccl(plan, endpoint.rank)
+    communicators = connect_all(context, endpoint, program.groups, gpu, timeout_s, subject)
+    kept = Communicators.of(context)
+    bound.nccl = NcclLink(plan, program, endpoint, communicators, kept, gpu, context.progress)
+    bound.transport = "nccl"
+    versions = sorted({state["version"] for state in heard.of_rank.values()})
+    bound.why = f"NCCL {' and '.join(versions)}, a GPU of its own for each rank"
