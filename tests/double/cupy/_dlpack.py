@@ -78,6 +78,13 @@ def _delete(address):
 
 @_Destructor
 def _destroy(capsule):
+    try:
+        _forget_unused(capsule)
+    except SystemError:  # what a first call raises where the consumer has just raised something
+        _forget_unused(capsule)
+
+
+def _forget_unused(capsule) -> None:
     for name in _NAMES.values():  # a capsule that was used has another name
         if _dying_is_valid(capsule, name):
             _exported.pop(_dying_pointer(capsule, name), None)

@@ -325,7 +325,7 @@ def _free_now(block: _memory.Block) -> None:
 
 def check_guards(block: _memory.Block) -> None:
     """Raise where a kernel has written beside a block."""
-    if not block.is_intact():
+    if block.was_overrun():
         raise explained(
             CUDARuntimeError,
             700,

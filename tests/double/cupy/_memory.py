@@ -39,9 +39,13 @@ class Block:
         self.address = whole.ctypes.data + first
         self.pointer = self.address + offset
 
-    def is_intact(self) -> bool:
-        """Whether nobody has written before or after it."""
-        return all(bool((guard == POISON).all()) for guard in self._guards)
+    def was_overrun(self) -> bool:
+        """Whether somebody has written before or after it since this was last asked."""
+        if all(bool((guard == POISON).all()) for guard in self._guards):
+            return False
+        for guard in self._guards:
+            guard.fill(POISON)
+        return True
 
 
 class Table:

@@ -1,0 +1,31 @@
+"""Tests of device memory: on the double of CuPy, or with XMESH_TEST_GPU=1 on a real GPU."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+DOUBLE = Path(__file__).resolve().parent.parent / "double"
+ON_GPU = os.environ.get("XMESH_TEST_GPU") == "1"
+
+# Before any test module is imported, so that `import cupy` at its top finds the double.
+if not ON_GPU:
+    sys.path.insert(0, str(DOUBLE))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "double_only: needs the double of CuPy, not a real GPU")
+
+
+@pytest.fixture(autouse=True)
+def _the_cupy_that_is_meant(request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("double_only") is None:
+        return
+    if ON_GPU:
+        pytest.skip("XMESH_TEST_GPU=1 asks for the real GPU, and this is about the double")
+    import cupy
+
+    assert DOUBLE in Path(cupy.__file__).parents, f"{cupy.__file__} is not the double"
