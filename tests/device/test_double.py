@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import cupy
 import numpy as np
@@ -16,7 +17,7 @@ import pytest
 
 DOUBLE = Path(__file__).resolve().parent.parent / "double"
 POISON = 0xA5
-engine = getattr(cupy, "_engine", None)  # the real CuPy has none
+engine: Any = getattr(cupy, "_engine", None)  # the real CuPy has none
 pytestmark = pytest.mark.double_only
 
 
@@ -150,7 +151,7 @@ def test_streams_advance_independently():
 
 
 def test_work_is_asked_until_it_is_done():
-    class Outside(engine.Work):
+    class Outside(engine.Work):  # type: ignore[misc]
         label = "something outside"
         asked = 0
         done = False
@@ -311,7 +312,8 @@ def test_host_view_refuses_what_is_not_allocated():
 
 def test_a_host_that_follows_a_device_pointer_dies():
     done = child(
-        "import ctypes\narray = cupy.zeros(4)\nctypes.string_at(array.data.ptr, 4)\nprint('alive')"
+        "import ctypes\narray = cupy.zeros(4)\nctypes.string_at(array.data.ptr, 4)\nprint('alive')",
+        DOUBLE_CUDA_AWARE="0",
     )
     assert done.returncode == -signal.SIGSEGV
     assert "alive" not in done.stdout

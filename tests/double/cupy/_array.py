@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cupy import _copies, _devices, _dlpack, _engine, _memory, _settings
+from cupy import _copies, _devices, _dlpack, _engine, _memory
 from cupy._errors import CUDARuntimeError
 from cupy._layout import Flags, Layout
 from cupy.cuda import memory
@@ -19,8 +19,7 @@ def supported(dtype) -> np.dtype:
     """A dtype of arrays that CuPy can make."""
     dtype = np.dtype(dtype)
     if dtype.char not in _DTYPES or not dtype.isnative:
-        kind = TypeError if _settings.CUPY_VERSION.startswith("13.") else ValueError
-        raise kind(f"Unsupported dtype {dtype}")
+        raise ValueError(f"Unsupported dtype {dtype}")
     return dtype
 
 
@@ -45,6 +44,8 @@ def run(label: str, function, *arrays: ndarray) -> None:
 
 
 class ndarray:
+    data: memory.MemoryPointer
+    base: ndarray | None
     __array_priority__ = 100
     __array_ufunc__ = None  # no function of NumPy takes it
     __hash__ = None

@@ -33,12 +33,24 @@ DOUBLE_VECTORS(float, float, DOUBLE_ALIGNMENT)
 DOUBLE_VECTORS(double, double, DOUBLE_ALIGNMENT)
 
 struct dim3 {
-    unsigned int x = 1, y = 1, z = 1;
+    unsigned int x, y, z;
+    constexpr dim3(unsigned int x = 1, unsigned int y = 1, unsigned int z = 1)
+        : x(x), y(y), z(z) {}
 };
 
 // One thread of the process runs all kernels, so these need not be thread_local.
 static uint3 threadIdx, blockIdx;
 static dim3 blockDim, gridDim;
+
+template <class T>
+static inline T min(T a, T b) {
+    return b < a ? b : a;
+}
+
+template <class T>
+static inline T max(T a, T b) {
+    return a < b ? b : a;
+}
 
 template <class T>
 static inline T __ldg(const T *pointer) {

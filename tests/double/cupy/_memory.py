@@ -18,9 +18,10 @@ from cupy._errors import CUDARuntimeError, OutOfMemoryError, explained
 POISON = 0xA5
 ALIGNMENT = 512
 _GUARD = 512
-#: Freed blocks are kept this long before the host's allocator gets them back, so a stale pointer
-#: meets poison rather than somebody else's data.
+#: So many freed blocks are kept before the host's allocator gets them back: a stale pointer meets
+#: poison rather than somebody else's data.
 _QUARANTINE_NBYTES = 32 << 20
+_QUARANTINE_BLOCKS = 256
 
 
 class Block:
@@ -57,6 +58,7 @@ class Table:
         self._starts: list[int] = []
         self._blocks: dict[int, Block] = {}
         self._quarantine: collections.deque[Block] = collections.deque()
+        self._quarantine_nbytes = 0
 
     def add(self, nbytes: int, device: int) -> Block:
         block = Block(nbytes, device, self.offset)
@@ -72,8 +74,12 @@ class Table:
             del self._blocks[block.pointer]
             block.bytes.fill(POISON)
             self._quarantine.append(block)
-            while sum(old.nbytes for old in self._quarantine) > _QUARANTINE_NBYTES:
-                self._quarantine.popleft()
+            self._quarantine_nbytes += block.nbytes
+            while (
+                self._quarantine_nbytes > _QUARANTINE_NBYTES
+                or len(self._quarantine) > _QUARANTINE_BLOCKS
+            ):
+                self._quarantine_nbytes -= self._quarantine.popleft().nbytes
 
     def find(self, pointer: int) -> Block | None:
         """The block that a pointer points into, or just behind."""

@@ -6,12 +6,16 @@ from cupy import _compiler, _devices, _launch
 from cupy.cuda.stream import get_current_stream
 
 
-def _refuse(backend, translate_cucomplex, enable_cooperative_groups, jitify):
-    if backend != "nvrtc" or translate_cucomplex or enable_cooperative_groups or jitify:
+def _refuse(backend, translate_cucomplex, enable_cooperative_groups):
+    if backend != "nvrtc" or translate_cucomplex or enable_cooperative_groups:
         raise NotImplementedError("the double compiles plain kernels by the backend nvrtc alone")
 
 
 class RawKernel:
+    code: str
+    name: str
+    options: tuple[str, ...]
+
     def __init__(
         self,
         code,
@@ -21,9 +25,8 @@ class RawKernel:
         translate_cucomplex=False,
         *,
         enable_cooperative_groups=False,
-        jitify=False,
     ):
-        _refuse(backend, translate_cucomplex, enable_cooperative_groups, jitify)
+        _refuse(backend, translate_cucomplex, enable_cooperative_groups)
         if not (isinstance(code, str) and isinstance(name, str) and isinstance(options, tuple)):
             raise TypeError("code and name must be str, and options a tuple")
         self.code = code
@@ -45,6 +48,9 @@ class RawKernel:
 
 
 class RawModule:
+    code: str
+    options: tuple[str, ...]
+
     def __init__(
         self,
         *,
@@ -55,9 +61,8 @@ class RawModule:
         translate_cucomplex=False,
         enable_cooperative_groups=False,
         name_expressions=None,
-        jitify=False,
     ):
-        _refuse(backend, translate_cucomplex, enable_cooperative_groups, jitify)
+        _refuse(backend, translate_cucomplex, enable_cooperative_groups)
         if path is not None or name_expressions is not None:
             raise NotImplementedError('the double takes source, and names of extern "C" kernels')
         if code is None:

@@ -7,6 +7,8 @@ from cupy.cuda import runtime
 
 
 class Device:
+    id: int
+
     def __init__(self, device=None):
         self.id = _devices.current() if device is None else int(device)
 

@@ -12,9 +12,9 @@ __all__ = ["OutOfMemoryError"]
 
 
 class BaseMemory:
-    ptr = 0
-    size = 0
-    device_id = -1
+    ptr: int
+    size: int
+    device_id: int
 
     def __int__(self):
         return self.ptr
@@ -30,6 +30,7 @@ class Memory(BaseMemory):
     def __init__(self, size):
         self.device_id = _devices.current()
         self.size = _memory.rounded(size)
+        self.ptr = 0
         self._holding = None
         if size > 0:
             _engine.collect()
@@ -58,6 +59,10 @@ class UnownedMemory(BaseMemory):
 
 
 class MemoryPointer:
+    ptr: int
+    mem: BaseMemory
+    device_id: int
+
     def __init__(self, mem, offset):
         if mem.ptr == 0 and offset != 0:
             raise AssertionError("an offset to a null pointer")

@@ -35,6 +35,9 @@ class PinnedMemoryPointer:
     lies in the pinned memory.
     """
 
+    ptr: int
+    mem: PinnedMemory
+
     def __new__(cls, mem, offset):
         return _of_size(mem.size - offset).from_address(mem.ptr + offset)
 

@@ -26,6 +26,8 @@ def get_current_stream(device_id=-1):
 
 
 class Event:
+    ptr: int
+
     def __init__(self, block=False, disable_timing=False, interprocess=False):
         if interprocess and not disable_timing:
             raise ValueError("an event for several processes must have disable_timing=True")
@@ -68,6 +70,9 @@ def get_elapsed_time(start_event, end_event):
 
 
 class _BaseStream:
+    ptr: int
+    device_id: int
+
     def __init__(self, ptr, device_id):
         self.ptr = ptr
         self.device_id = device_id
