@@ -724,6 +724,63 @@ def test_destroy_with_outstanding_operations(run):
         assert "destroy of communicator 1 {rank 0, rank 1} with outstanding" in each.out
 
 
+def test_destroy_with_operations_that_can_never_end(run):
+    first, _ = run(
+        2,
+        """
+        comm, s = communicator(), stream()
+        if RANK == 0:
+            comm.recv(Buffer(0).ptr, 1, FLOAT, 1, s.ptr)
+            until_broken(comm)
+            say(attempt(comm.destroy))
+        """,
+    )
+    assert "destroy of communicator 1 {rank 0, rank 1} with outstanding" in first.out
+
+
+def test_destroy_when_the_device_has_failed(run):
+    first, second = run(
+        2,
+        """
+        comm, s, t = communicator(), stream(), stream()
+        if RANK == 0:
+            comm.recv(Buffer(0).ptr, 1, FLOAT, 1, s.ptr)
+            broken = Gate()
+            broken.poll = lambda: 1 / 0
+            _engine.enqueue(t.ptr, broken)
+            say(fate(t))
+            time.sleep(0.05)
+            say(attempt(comm.destroy))
+        meet("end")
+        say(_double_nccl.violations())
+        """,
+    )
+    assert first.lines[0].startswith("fails: ")
+    assert first.lines[1:] == ["returns None", "[]"]
+    assert second.lines == ["[]"]
+
+
+def test_a_judge_is_killed(run, tmp_path):
+    program = """
+        import signal
+        comm, s = communicator(), stream()
+        comm.recv(Buffer(0).ptr, 1, FLOAT, 0, s.ptr)
+        for folder in Path("/proc").glob("[0-9]*"):
+            if "_judge.py" in (text := (folder / "cmdline").read_text()) and str(FOLDER) in text:
+                os.kill(int(folder.name), signal.SIGKILL)
+        say(until_broken(comm))
+        say(fate(s))
+        """
+    for _ in range(2):  # a judge that is killed leaves a socket, which stops no later judge
+        (only,) = run(1, program)
+        assert only.lines[0].startswith("NcclError 2:")
+        assert only.lines[0].endswith("the judge has ended")
+        assert only.lines[1].startswith("fails: ")
+        for file in tmp_path.glob("*-id"):
+            file.unlink()
+    run(1, "communicator()")
+
+
 def test_a_communicator_that_nobody_has(run):
     (only,) = run(
         1,
@@ -788,12 +845,9 @@ def test_two_operations_at_once_on_one_buffer(run):
             other.send(data.ptr + 8, 1, FLOAT, 1, t.ptr)
             say(fate(t, 0.2))
             other.send(data.ptr + 4, 1, FLOAT, 1, t.ptr)
-            meet("issued")
-            other.send(data.ptr + 8, 1, FLOAT, 1, t.ptr)
             say(fate(t))
         else:
             other.recv(data.ptr, 1, FLOAT, 0, t.ptr)
-            meet("issued")
             until_broken(other)
         """,
     )

@@ -16,7 +16,8 @@ class Comm:
     def __init__(self, number: int, members: list[Any]) -> None:
         self.number = number
         self.members = members
-        self.broken = False
+        #: Status and text, once something is wrong with it.
+        self.broken: tuple[int, str] | None = None
         self.left: set[int] = set()
         self.operations: dict[tuple[Any, ...], Operation] = {}
         self.splits: dict[int, tuple[Any, int, int, int]] = {}
@@ -110,10 +111,10 @@ class Court:
     ) -> None:
         """A rank comes to split a communicator."""
         comm = self._comms[number]
-        comm.splits[rank] = (client, request, color, key)
-        if comm.broken:
-            client.send("refused", request, REMOTE_ERROR, f"{comm} is broken")
+        if comm.broken is not None:
+            client.send("refused", request, *comm.broken)
             return
+        comm.splits[rank] = (client, request, color, key)
         if len(comm.splits) < len(comm.members):
             return
         came, comm.splits = comm.splits, {}
@@ -248,7 +249,7 @@ class Court:
     def _break(self, comm: Comm, status: int, text: str, fatal: bool) -> None:
         if comm.broken:
             return
-        comm.broken = True
+        comm.broken = (status, text)
         for rank, member in enumerate(comm.members):
             if rank not in comm.left:
                 member.send("broken", comm.number, status, text, fatal)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import threading
 from dataclasses import dataclass, field
@@ -70,6 +71,7 @@ class Unit:
 
     def launch(self) -> None:
         """Append it to its streams."""
+        end_dropped()
         link, streams = self.link, self.streams
         with _launching:
             with link.mutex:
@@ -107,8 +109,7 @@ class Unit:
             if not self.ended and self.problem is None:
                 self._take_in()
             if self.problem is not None:
-                self.link.device_failed = True  # the engine drops all that is in its streams
-                self._end()
+                self._fail()
                 raise Failed(self.problem)
             return self.ended
 
@@ -120,6 +121,9 @@ class Unit:
         self.started = True
         payloads = []
         for call in self.calls:
+            if call.membership.freed:
+                payloads.append(b"")  # its memory may be gone
+                continue
             try:
                 if call.writes:
                     _engine.host_view(*call.writes)
@@ -157,6 +161,14 @@ class Unit:
         if all(call.done for call in self.calls):
             self._end()
 
+    def _fail(self) -> None:
+        """End it, and all on its device: the engine drops what a failed device has to do."""
+        device = self.calls[0].membership.device
+        for unit in list(self.link.units.values()):
+            if unit.calls[0].membership.device == device:
+                unit.problem = unit.problem or self.problem
+                unit._end()
+
     def _end(self) -> None:
         if self.ended:
             return
@@ -183,6 +195,11 @@ class _Part(_engine.Work):  # type: ignore[misc, unused-ignore]
         self._unit = unit
         self._stream = stream
 
+    def __del__(self) -> None:
+        # Only noted: this may run anywhere, also where locks of the engine are held.
+        if not self._unit.ended:
+            _dropped.append(self._unit)
+
     def start(self) -> None:
         self._unit.reach(self._stream)
 
@@ -190,10 +207,23 @@ class _Part(_engine.Work):  # type: ignore[misc, unused-ignore]
         return self._unit.poll()
 
 
+#: Units that the engine has dropped, as something else has failed on the device.
+_dropped: collections.deque[Unit] = collections.deque()
+
+
+def end_dropped() -> None:
+    """End units that no stream has any more."""
+    while _dropped:
+        unit = _dropped.popleft()
+        with unit.link.mutex:
+            unit.problem = unit.problem or "its device has failed"
+            unit._end()
+
+
 def _overlap(unit: Unit, other: Unit) -> tuple[Call, Call] | None:
     """Calls of two units at the same time that use the same bytes, one of them writing."""
     for first, second in itertools.product(unit.calls, other.calls):
-        if first is second or first.done or second.done:
+        if first is second or any(call.done or call.membership.freed for call in (first, second)):
             continue
         for one, two in (
             (first.writes, second.writes),

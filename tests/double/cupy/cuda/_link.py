@@ -59,8 +59,6 @@ class Link:
         #: Units started and not ended, whose buffers are in use.
         self.running: set[Any] = set()
         self.lost: str | None = None
-        #: An operation has failed here; what its device still had to do never ends.
-        self.device_failed = False
         self._members: dict[int, Membership] = {}
         self._requests = itertools.count(1)
         self._waiting: dict[int, _Waiting] = {}

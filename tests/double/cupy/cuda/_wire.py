@@ -47,3 +47,11 @@ def _is(descriptor: int, path: str) -> bool:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:
         return False
+
+
+def record(violation: str) -> None:
+    """Write a violation to where the launcher of the run looks, if it does."""
+    name = os.environ.get("DOUBLE_NCCL_REPORT")
+    if name:
+        with open(name, "a") as report:
+            report.write(violation + "\n")

@@ -20,7 +20,7 @@ from typing import Any
 from cupy import _engine
 from cupy.cuda import _wire, runtime
 from cupy.cuda._faults import counts, faults
-from cupy.cuda._launch import Call, Unit
+from cupy.cuda._launch import Call, Unit, end_dropped
 from cupy.cuda._link import Link, Membership, Refused, any_link, link_to, meeting_place
 
 NCCL_INT8 = NCCL_CHAR = 0
@@ -112,6 +112,8 @@ def groupEnd() -> None:
     error, _group.error = _group.error, None
     if error is not None:
         raise NcclError(error.status, _detail=f"a call of the group had failed: {error}")
+    if any(call.membership.freed for call in calls):
+        raise NcclError(_wire.INVALID_ARGUMENT, _detail="a communicator of the group was freed")
     if len({call.membership.link for call in calls}) > 1:
         raise NotImplementedError("communicators of two judges in a group: set DOUBLE_NCCL_SOCKET")
     if calls:
@@ -234,6 +236,9 @@ class NcclCommunicator:
     ) -> NcclCommunicator | None:
         color, key = operator.index(color), operator.index(key)
         membership = self._usable()
+        if _group.depth:
+            raise NotImplementedError("the double splits no communicators in groups")
+        end_dropped()
         if color < -1:
             raise NcclError(_wire.INVALID_ARGUMENT, _detail=f"color {color}")
         if membership.outstanding:
@@ -340,7 +345,7 @@ class NcclCommunicator:
             operator.index(datatype),
             None if peer is None else operator.index(peer),
             op,
-            operator.index(stream),
+            0 if stream == 1 else operator.index(stream),  # two names of the default stream
             reads,
             writes,
             _caller(),
@@ -363,9 +368,10 @@ def destroy_deserted() -> None:
 
 def _destroyed(membership: Membership) -> NcclError | None:
     """Destroy a communicator; the error if it may not be destroyed now."""
+    end_dropped()
     error = None
     # NCCL's own destroy waits for some operations and not for others.
-    if membership.outstanding and not membership.error and not membership.link.device_failed:
+    if membership.outstanding and not membership.fatal:
         outstanding = ", ".join(_kinds(membership))
         text = f"destroy of {membership.name} with outstanding operations: {outstanding}"
         error = _violation(text, membership.link, number=membership.number)
@@ -422,6 +428,7 @@ def _violation(
         link.violation(text, number)
     else:
         _violations_alone.append(text)
+        _wire.record(text)
         print(f"NCCL double: violation: {text}", file=sys.stderr, flush=True)
     return NcclError(status, _detail=text)
 
