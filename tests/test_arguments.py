@@ -11,7 +11,10 @@ import pytest
 
 import xmesh
 from xmesh import Box, DeviceMesh, Layout, Resharder
+from xmesh.arguments import check_local, check_out, check_overlap, check_same_memory
+from xmesh.device.array import DeviceArray
 from xmesh.errors import ArrayError, PlanError, TransportError
+from xmesh.program import compile_program
 
 SRC = Layout(DeviceMesh([0, 1]), "S0 R", (4, 6))
 DST = Layout(DeviceMesh([1, 2]), "R S0", (4, 6))
@@ -122,6 +125,89 @@ def test_device_arrays_need_cupy(monkeypatch):
         assert "arrays in GPU memory need CuPy" in text
         assert "remedy:  pip install cupy-cuda12x" in text
         assert "tensor 'w_up'" in text
+
+
+def on_gpu(
+    shape: tuple[int, ...],
+    device: int = 0,
+    at: int = 0x7F0000000000,
+    dtype: Any = "<f4",
+    writable: bool = True,
+    strides: tuple[int, ...] | None = None,
+) -> DeviceArray:
+    return DeviceArray.at(at, shape, strides, np.dtype(dtype), device=device, writable=writable)
+
+
+def refusal(call: Any, *arguments: Any) -> str:
+    with pytest.raises(ArrayError) as caught:
+        call(*arguments)
+    assert "tensor" in str(caught.value)
+    assert "remedy:" in str(caught.value)
+    return str(caught.value)
+
+
+def test_device_arrays_are_checked_as_host_arrays_are():
+    program = compile_program(PLAN, 1)
+    (local,) = check_local(PLAN, program, OnDevice())
+    assert isinstance(local, DeviceArray)
+    for wrong, words in (
+        (on_gpu((3, 6)), "shape (3, 6), the layout gives (2, 6)"),
+        (on_gpu((2, 6), dtype=">f4"), ">f4, the plan has <f4"),
+    ):
+        assert words in refusal(check_local, PLAN, program, wrong)
+    out = on_gpu((4, 3), at=0x7F0000000030)
+    assert check_out(PLAN, program, out) == [out]
+    for wrong, words in (
+        (on_gpu((4, 3), writable=False), "a read-only array of shape (4, 3)"),
+        (on_gpu((4, 3), strides=(0, 4)), "shape (4, 3) with strides (0, 4)"),
+    ):
+        assert words in refusal(check_out, PLAN, program, wrong)
+    check_overlap(PLAN, 1, [local], [out])
+    text = refusal(check_overlap, PLAN, 1, [local], [on_gpu((4, 3), at=0x7F000000002C)])
+    assert "out must not share memory with local" in text
+
+
+def test_device_arrays_on_the_gpu_of_another_rank():
+    program = compile_program(PLAN, 1)
+    local = on_gpu((2, 6), device=3)
+    assert check_local(PLAN, program, local, 3) == check_local(PLAN, program, local) == [local]
+    check_local(PLAN, program, on_gpu((2, 6), device=-1), 3)  # it does not say
+    check_local(PLAN, program, np.zeros((2, 6), "<f4"), 3)
+    text = refusal(check_local, PLAN, program, local, 0)
+    assert "local must lie on this rank's GPU" in text
+    assert "it lies on GPU 3, this rank's is GPU 0" in text
+    out = on_gpu((4, 3), device=1)
+    arguments = (PLAN, program, out, xmesh.like.NUMPY, 0)
+    assert "out must lie on this rank's GPU" in refusal(check_out, *arguments)
+
+
+def test_arrays_of_a_rank_lie_in_one_memory():
+    plan = xmesh.plan(PIECES, PIECES, "<f4")
+    program = compile_program(plan, 0)
+    here = [np.zeros(2, "<f4"), np.zeros(4, "<f4")]
+    there = [on_gpu((2,)), on_gpu((4,), at=0x7F0000001000)]
+    for good_ones in (here, there, [there[0], on_gpu((4,), -1, 0x7F0000001000)]):
+        assert check_local(plan, program, good_ones) == good_ones
+    for second, words in (
+        (here[1], "one on GPU 0, one in host memory"),
+        (on_gpu((4,), 1), "one on GPU 0, one on GPU 1"),
+    ):
+        text = refusal(check_local, plan, program, [there[0], second])
+        assert "arrays of local must all lie in one memory" in text
+        assert words in text
+    check_same_memory(plan, 0, there, there)
+    check_same_memory(plan, 0, here, here)
+    check_same_memory(plan, 0, here, [on_gpu((0,))])  # no elements, no memory
+    check_same_memory(plan, 0, [np.zeros(0, "<f4")], there)
+    text = refusal(check_same_memory, plan, 0, here, there)
+    assert "local and out of a rank must lie in the same memory" in text
+    assert "local in host memory, out on GPU 0" in text
+    text = refusal(check_same_memory, plan, 0, [on_gpu((2,), -1)], here)
+    assert "local in device memory, out in host memory" in text
+    mixed = [on_gpu((2,), -1), on_gpu((2,), 0)]
+    assert "local on GPU 0, out on GPU 1" in refusal(
+        check_same_memory, plan, 0, mixed, [on_gpu((2,), 1)]
+    )
 
 
 def test_wrong_out():

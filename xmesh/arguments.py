@@ -74,7 +74,10 @@ def check_out(
     """
     rank, boxes = program.rank, program.needed
     if out is None:
-        return kind.empty(program.needed_shapes, plan.dtype)
+        try:
+            return kind.empty(program.needed_shapes, plan.dtype)
+        except ArrayError as error:
+            raise ArrayError(f"{error}\n  context: {_where(plan, rank)}") from error
     if not boxes:
         raise ArrayError(
             explain(

@@ -50,6 +50,8 @@ def as_memory(value: Any, what: str, writable: bool = False) -> AnyArray:
         if writable:
             raise _not_an_array(value, what, "a scalar that nothing can be written to")
         return np.asarray(value)
+    if isinstance(value, type):  # it has the attributes of its instances
+        raise _not_an_array(value, what, "not one of its instances")
     problem: Exception | None = None
     try:
         _require_no_pending_operation(value)

@@ -88,7 +88,8 @@ def kind_of(like: Any, memory: AnyArray | None = None) -> Kind:
         for library in _libraries(like):
             take = _from_dlpack(library)
             if take is not None and library.__name__ not in ("cupy", "numpy"):
-                return _Other(library, take, None if device is None else _CuPy(device))
+                cupy = None if device is None else _CuPy(device)
+                return _Other(library, take, cupy, memory.dtype)
     return NUMPY if device is None else _CuPy(device)
 
 
@@ -156,16 +157,32 @@ class _Other(Kind):
         library: its module.
         take: its ``from_dlpack``.
         cupy: makes the memory; None for memory of the host.
+        dtype: one that the library is known to have.
     """
 
-    def __init__(self, library: ModuleType, take: Callable[[Any], Any], cupy: _CuPy | None) -> None:
+    def __init__(
+        self,
+        library: ModuleType,
+        take: Callable[[Any], Any],
+        cupy: _CuPy | None,
+        dtype: np.dtype[Any] | None = None,
+    ) -> None:
         self._library, self._take, self._cupy = library, take, cupy
+        self._taken = [] if dtype is None else [dtype]
         self.device = None if cupy is None else cupy.device
 
     def empty(self, shapes: Sequence[tuple[int, ...]], dtype: np.dtype[Any]) -> list[AnyArray]:
         """See ``Kind``."""
-        if not _in_dlpack(dtype):
-            self._own_dtype(dtype)  # before anything moves
+        if dtype not in self._taken:
+            # So that what it does not take is refused before anything moves.
+            (one,) = self._empty([(1,)], dtype)
+            if not isinstance(one, DeviceArray):
+                one.view(np.uint8)[:] = 0  # a number, for those that convert it
+            self.result(one, dtype)
+            self._taken.append(dtype)
+        return self._empty(shapes, dtype)
+
+    def _empty(self, shapes: Sequence[tuple[int, ...]], dtype: np.dtype[Any]) -> list[Memory]:
         if self._cupy is not None:
             return self._cupy.empty(shapes, dtype)
         return [_aligned(shape, dtype) for shape in shapes]
@@ -181,6 +198,8 @@ class _Other(Kind):
                 integers = array.view(np.dtype(f"i{dtype.itemsize}"))
                 made = self._take(integers).view(self._own_dtype(dtype))
             found = as_memory(made, "an output")
+        except ArrayError:
+            raise
         except Exception as error:
             raise _refused(self._library.__name__, error) from error
         if (found.dtype, found.shape) != (dtype, memory.shape):

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from xmesh.device.array import DeviceArray
 from xmesh.errors import ArrayError, TransferTimeout, explain
+from xmesh.interop import as_memory
 from xmesh.mesh import DeviceMesh
 from xmesh.pipeline.pipe import Pipeline, Tied
 
@@ -19,8 +21,15 @@ if TYPE_CHECKING:
 
 
 def as_array(value: Any) -> Any:
-    """What a callback returned, of whatever library: in device memory as it is, or as NumPy's."""
-    return value if hasattr(value, "__cuda_array_interface__") else np.asarray(value)
+    """What a callback returned, of whatever library: in device memory as it is, or as NumPy's.
+
+    Raises:
+        ArrayError: it is neither an array (see ``xmesh.interop.as_memory``) nor made of numbers.
+    """
+    if isinstance(value, (bool, int, float, complex, list, tuple)):
+        return np.asarray(value)
+    memory = as_memory(value, "what a callback returns")
+    return value if isinstance(memory, DeviceArray) else memory
 
 
 class Gradients:

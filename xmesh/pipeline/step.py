@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from xmesh.clocks import now_s
 from xmesh.errors import CallbackError, TransferTimeout, TransportError, XmeshError, explain
+from xmesh.interop import as_memory
 from xmesh.pipeline.action import ALL, Action
 from xmesh.pipeline.background import Background
 from xmesh.pipeline.callbacks import Backward, BackwardInput, Forward
@@ -253,9 +254,10 @@ class Step:
         if made.get(message.edge) is None:
             raise ValueError(f"{what} for edge {edge.name!r} is missing; it has shape {shape}")
         array = as_array(made[message.edge])
-        if array.shape != shape or array.dtype != edge.dtype:
+        memory = as_memory(array, what)  # whose dtype is NumPy's, whatever the library
+        if memory.shape != shape or memory.dtype != edge.dtype:
             raise ValueError(
-                f"{what} for edge {edge.name!r} has shape {array.shape} and dtype {array.dtype}, "
+                f"{what} for edge {edge.name!r} has shape {memory.shape} and dtype {memory.dtype}, "
                 f"the edge has shape {shape} and dtype {edge.dtype} on this rank"
             )
         return array
