@@ -22,6 +22,7 @@ from xmesh.device.array import DeviceArray
 from xmesh.dlpack import borrow
 from xmesh.errors import ArrayError
 from xmesh.interop import as_memory
+from xmesh.pipeline.gradients import as_array
 
 BY_BYTES = [name for name in CODES if hasattr(ml_dtypes, name)]
 POINTER = 0x7F0000000000
@@ -406,6 +407,17 @@ def test_dlpack_of_numpy():
     found = on_host(OnlyDLPack(values))
     assert found.tolist() == values.tolist()
     assert np.shares_memory(found, values)
+
+
+def test_what_callbacks_of_a_pipeline_return():
+    values = oracle.whole((3,), ml_dtypes.bfloat16)
+    assert as_array(Lender(values)).tobytes() == values.tobytes()
+    assert as_array([1.0, 2.0]).tolist() == [1, 2]
+    assert as_array(2.5) == 2.5
+    device = cuda()
+    assert as_array(device) is device  # its library adds it up
+    with pytest.raises(ArrayError, match="what a callback returns must be an array"):
+        as_array(None)
 
 
 # --- Through a call -----------------------------------------------------------------------------
