@@ -182,7 +182,7 @@ class _Other(Kind):
             self._taken.append(dtype)
         return self._empty(shapes, dtype)
 
-    def _empty(self, shapes: Sequence[tuple[int, ...]], dtype: np.dtype[Any]) -> list[Memory]:
+    def _empty(self, shapes: Sequence[tuple[int, ...]], dtype: np.dtype[Any]) -> list[AnyArray]:
         if self._cupy is not None:
             return self._cupy.empty(shapes, dtype)
         return [_aligned(shape, dtype) for shape in shapes]

@@ -26,3 +26,6 @@ CUPY_VERSION = os.environ.get("DOUBLE_CUPY_VERSION", "14.2.0")
 
 #: A folder of compiled kernels that the ranks of a run share; empty: one of this process alone.
 CACHE = os.environ.get("DOUBLE_CACHE", "")
+
+#: PCI domain of the devices: ranks whose devices are to be different GPUs set different ones.
+PCI_DOMAIN = int(os.environ.get("DOUBLE_PCI_DOMAIN", "0"))

@@ -49,7 +49,7 @@ def driverGetVersion():
 
 
 def deviceGetPCIBusId(device):
-    return f"0000:{_devices.check(device) + 0x3B:02X}:00.0"
+    return f"{_settings.PCI_DOMAIN:04X}:{_devices.check(device) + 0x3B:02X}:00.0"
 
 
 def getDeviceProperties(device):
