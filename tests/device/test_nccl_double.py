@@ -637,11 +637,13 @@ def test_abort(run):
         comm, s, data = communicator(), stream(), Buffer(RANK)
         if RANK < 2:
             comm.bcast(data.ptr, 1, FLOAT, 0, s.ptr)
+            meet("issued")
             say(until_broken(comm))
             say(attempt(comm.bcast, data.ptr, 1, FLOAT, 0, s.ptr))
             say(fate(s, 0.2))  # spins until the abort
         else:
             comm.recv(data.ptr, 1, FLOAT, 0, s.ptr)
+            meet("issued")
         comm.abort()
         say(fate(s), _double_nccl.live(), attempt(comm.check_async_error))
         comm.abort()
@@ -664,9 +666,11 @@ def test_a_killed_rank(run):
         """
         import signal
         comm, s, data = communicator(), stream(), Buffer(RANK)
+        if RANK == 0:
+            comm.bcast(data.ptr, 1, FLOAT, 0, s.ptr)
+        meet("issued")
         if RANK == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        comm.bcast(data.ptr, 1, FLOAT, 0, s.ptr)
         say(until_broken(comm))
         say(fate(s, 0.1))
         comm.abort()
@@ -731,8 +735,11 @@ def test_destroy_with_operations_that_can_never_end(run):
         comm, s = communicator(), stream()
         if RANK == 0:
             comm.recv(Buffer(0).ptr, 1, FLOAT, 1, s.ptr)
+            meet("issued")
             until_broken(comm)
             say(attempt(comm.destroy))
+        else:
+            meet("issued")
         """,
     )
     assert "destroy of communicator 1 {rank 0, rank 1} with outstanding" in first.out
@@ -774,7 +781,7 @@ def test_a_judge_is_killed(run, tmp_path):
     for _ in range(2):  # a judge that is killed leaves a socket, which stops no later judge
         (only,) = run(1, program)
         assert only.lines[0].startswith("NcclError 2:")
-        assert only.lines[0].endswith("the judge has ended")
+        assert "the judge " in only.lines[0]  # has ended, or cannot be reached
         assert only.lines[1].startswith("fails: ")
         for file in tmp_path.glob("*-id"):
             file.unlink()
@@ -909,7 +916,7 @@ def test_failures_on_demand(run):
         """,
         DOUBLE_NCCL_FAIL_ID="1",
     )
-    assert only.lines[1].startswith("returns b'")
+    assert only.lines[1].startswith("returns b")
     assert only.lines == [
         "NcclError 2:",
         only.lines[1],

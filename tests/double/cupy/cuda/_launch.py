@@ -57,6 +57,8 @@ class Unit:
     number: int = field(default_factory=lambda: next(_numbers))
     #: Streams that have come to it.
     there: set[int] = field(default_factory=set)
+    #: The judge knows of it.
+    issued: bool = False
     started: bool = False
     ended: bool = False
     problem: str | None = None
@@ -79,7 +81,7 @@ class Unit:
                 for call in self.calls:
                     call.membership.outstanding.add(self)
             counts.launches += 1
-            link.tell("issue", self.number, streams, [call.message() for call in self.calls])
+            # The judge is told last: a violation it finds is met in the streams, not in this call.
             try:
                 for stream in streams:
                     _engine.enqueue(stream, _Part(self, stream))
@@ -88,13 +90,17 @@ class Unit:
                     self.problem = f"it could not be enqueued: {problem}"
                     self._end()
                 raise
+            link.tell("issue", self.number, streams, [call.message() for call in self.calls])
+            with link.mutex:
+                self.issued = True
+                if self.ended:  # another thread has aborted it meanwhile
+                    link.tell("done", self.number)
+        _engine.wake()
 
     def reach(self, stream: int) -> None:
-        """A stream has come to it; the last one starts it."""
+        """A stream has come to it."""
         with self.link.mutex:
             self.there.add(stream)
-            if len(self.there) == len(self.streams) and not self._is_void():
-                self._start()
 
     def poll(self) -> bool:
         """Take in what has come.
@@ -106,6 +112,8 @@ class Unit:
             Failed: it has failed, on this rank or another.
         """
         with self.link.mutex:
+            if not self.ended and self.problem is None and not self.started:
+                self._start_if_due()
             if not self.ended and self.problem is None:
                 self._take_in()
             if self.problem is not None:
@@ -113,11 +121,11 @@ class Unit:
                 raise Failed(self.problem)
             return self.ended
 
-    def _is_void(self) -> bool:
-        """Whether all its communicators have been aborted before it started."""
-        return all(call.membership.freed for call in self.calls)
-
-    def _start(self) -> None:
+    def _start_if_due(self) -> None:
+        if not self.issued or len(self.there) < len(self.streams):
+            return
+        if all(call.membership.freed for call in self.calls):
+            return  # nothing is left to start
         self.started = True
         payloads = []
         for call in self.calls:
@@ -177,7 +185,8 @@ class Unit:
         self.link.units.pop(self.number, None)
         for call in self.calls:
             call.membership.outstanding.discard(self)
-        self.link.tell("done", self.number)
+        if self.issued:
+            self.link.tell("done", self.number)
 
     def _violate(self, call: Call, text: str) -> None:
         self.problem = text
