@@ -119,7 +119,7 @@ class Resharder:
         self._binding: Binding = bind(
             plan, comm, transport, self._timeout_s, NUM_TAGS, problem, gpu
         )
-        alone = self._binding.loopback
+        self._loopback = alone = self._binding.loopback
         dedicated = all(endpoint.own_cores for endpoint in self._binding.endpoints)
         self._pause = None if alone else choose_pause(wait, dedicated)
         self._trace = trace
@@ -191,14 +191,14 @@ class Resharder:
             oldest = next(iter(self._in_flight), None)
         if self._trace is not None:
             self._trace.begin_call(self._calls)
-        if self._binding.loopback:
+        if self._loopback:
             _require_mapping(local, self.plan)
             _require_mapping(out, self.plan)
         with self._binding.progress.lock:
             return self._start(local, out)
 
     def _start(self, local: Any, out: Any) -> Request:
-        loopback = self._binding.loopback
+        loopback = self._loopback
         parts = []
         for member in self._members:
             mine = (local or {}).get(member.rank) if loopback else local
@@ -314,7 +314,7 @@ class Request:
         self.finish(resharder._timeout_s if timeout_s is None else seconds(timeout_s))
         if self._error is not None:
             raise self._error
-        if not resharder._binding.loopback:
+        if not resharder._loopback:
             return self.parts[0].result() if self.parts else None
         results = {part.member.rank: part.result() for part in self.parts}
         return {rank: result for rank, result in results.items() if result is not None}
