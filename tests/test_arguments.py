@@ -121,10 +121,16 @@ class OnDevice:
 
 def test_device_arrays_need_cupy(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
-    for text in (text_of({**good(), 0: OnDevice()}), text_of(good(), {1: OnDevice((4, 3))})):
-        assert "arrays in GPU memory need CuPy" in text
-        assert "remedy:  pip install cupy-cuda12x" in text
-        assert "tensor 'w_up'" in text
+    text = text_of({**good(), 0: OnDevice()})
+    assert "arrays in GPU memory need CuPy" in text
+    assert "remedy:  pip install cupy-cuda12x" in text
+    assert "tensor 'w_up'" in text
+
+
+def test_local_and_out_of_a_rank_lie_in_one_memory():
+    text = text_of(good(), {1: OnDevice((4, 3))})
+    assert "local and out of a rank must lie in the same memory" in text
+    assert "local in host memory, out in device memory" in text
 
 
 def on_gpu(
@@ -454,6 +460,6 @@ def test_a_call_without_memory_for_its_output_does_not_keep_the_others_waiting(m
         monkeypatch.setattr("xmesh.arguments.np.empty", no_room)
         with pytest.raises(ArrayError, match="there must be memory for the output") as caught:
             reshard({0: array}, outs)
-        assert "48 bytes wanted; no room" in str(caught.value)
+        assert "48 bytes of output; no room" in str(caught.value)
         for out in outs.values():
             assert out.tolist() == array.tolist()

@@ -264,9 +264,9 @@ class Part:
         return self._work.enqueued
 
     def let_wait(self, stream: Any) -> None:
-        """Make a CUDA stream wait for what this call has given to the GPU."""
+        """Make a CUDA stream wait for what this call has given to the GPU, if anything."""
         member = self.member
-        if member.nccl is not None or self._memories[1] is not member.host:
+        if member.nccl is not None or self._memories != (member.host, member.host):
             member.gpu.let_wait(stream)
 
     def step(self) -> bool:

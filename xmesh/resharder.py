@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -228,6 +229,11 @@ class Resharder:
     def _close(self) -> None:
         try:
             for request in list(self._in_flight):
+                if request.enqueued:
+                    # The GPU does the rest by itself, and its arrays must stay until then.
+                    with contextlib.suppress(XmeshError):
+                        request.finish(self._timeout_s)
+                    continue
                 request._give_up(
                     ClosedError(
                         explain(
@@ -314,10 +320,49 @@ class Request:
         self.finish(resharder._timeout_s if timeout_s is None else seconds(timeout_s))
         if self._error is not None:
             raise self._error
-        if not resharder._loopback:
+        return self._results()
+
+    def _results(self) -> Any:
+        if not self._resharder._loopback:
             return self.parts[0].result() if self.parts else None
         results = {part.member.rank: part.result() for part in self.parts}
         return {rank: result for rank, result in results.items() if result is not None}
+
+    def wait_on(self, stream: Any = None, timeout_s: float | None = None) -> Any:
+        """Let a CUDA stream wait for this call in place of the host, and return its output.
+
+        The host waits only until everything has been given to the GPU. What is given to the stream
+        from now on sees the output, and may overwrite ``local``. Call ``wait`` as well before the
+        resharder is closed: it tells whether the call has ended well.
+
+        Args:
+            stream: a stream of CuPy; None for this thread's current one. Arrays in host memory are
+                complete on return, whatever the stream.
+            timeout_s: see ``wait``.
+
+        Returns:
+            As ``wait``.
+
+        Raises:
+            XmeshError: as ``wait``, as far as it is known by now.
+        """
+        resharder = self._resharder
+        limit_s = resharder._timeout_s if timeout_s is None else seconds(timeout_s)
+        if not self.over:
+            resharder._binding.progress.wait(
+                _Enqueued(self), limit_s, lambda: self._time_out(limit_s), resharder._pause
+            )
+        if self.over:
+            return self.wait(limit_s)
+        with resharder._binding.progress.lock:
+            for part in self.parts:
+                part.let_wait(stream)
+        return self._results()
+
+    @property
+    def enqueued(self) -> bool:
+        """Not over yet, but everything left has been given to the GPU."""
+        return all(part.over or part.enqueued for part in self.parts)
 
     def finish(self, timeout_s: float) -> None:
         """Wait until the call is over, be it done or failed.
@@ -385,6 +430,22 @@ class Request:
         self._resharder.close()
         self._resharder._closed = f"it gave up after {limit_s:g} s"
         return error
+
+
+class _Enqueued:
+    """A call whose work the GPU has, as something to wait for."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+
+    @property
+    def over(self) -> bool:
+        """The GPU has it all, or it is over."""
+        return self._request.over or self._request.enqueued
+
+    def step(self) -> bool:
+        """The request is moved on by itself."""
+        return False
 
 
 def _check_staging(staging_nbytes: Any) -> None:

@@ -170,9 +170,16 @@ class Gpu:
             stream.wait_event(event)
 
     def let_wait(self, stream: Any) -> None:
-        """Make a stream of the caller wait for all that was given to ours so far."""
-        for ours in (self.incoming, *self.network):
-            self.order(ours, stream)
+        """Make a stream of the caller wait for all that was given to ours so far.
+
+        Args:
+            stream: of CuPy; None for the current one of this thread.
+        """
+        with self.here():
+            if stream is None:
+                stream = self.cupy.cuda.get_current_stream()
+            for ours in (self.outgoing, self.incoming, *self.network):
+                stream.wait_event(self.fence(ours))
 
     def producers(self, arrays: Sequence[DeviceArray]) -> list[Any]:
         """Events after what was given to the streams that arrays are said to depend on."""

@@ -18,6 +18,7 @@ from xmesh.errors import (
     XmeshError,
     explain,
 )
+from xmesh.like import kind_of
 from xmesh.pipeline.background import Background, wants_thread
 from xmesh.pipeline.callbacks import Callbacks
 from xmesh.pipeline.gradients import Gradients, TiedSum
@@ -57,6 +58,9 @@ class Driver:
             that has left, which is only good for comparisons.
         cost: latencies and bandwidths to plan for.
         record: keep times of the last step, for ``measured``.
+        like: kind of the arrays that callbacks get, see Resharder: ``cupy`` for arrays on this
+            rank's GPU. Callbacks then run ahead of it: what they give to their current stream comes
+            after the arrays that they get, and transfers come after what they return.
 
     Raises:
         AgreementError: ranks have different pipelines or options; on all of them.
@@ -77,6 +81,7 @@ class Driver:
         transfers: str = "async",
         cost: CostModel | None = None,
         record: bool = False,
+        like: Any = None,
     ) -> None:
         from mpi4py import MPI
 
@@ -108,6 +113,8 @@ class Driver:
             _require_number("gradient_scale", gradient_scale)
             _require_transfers(transfers)
             plans = pipe.plans(world.topology, cost)
+            if like is not None:
+                kind_of(like)
         except XmeshError as error:
             problem = error  # told to all ranks, which would otherwise wait for this one
         #: Stage of this rank -> micro-batches that were live at one time in the last step, at most.
@@ -121,20 +128,20 @@ class Driver:
         endpoint = self._connect(plans, problem)
         self.pause = choose_pause(wait, endpoint.own_cores)
         try:
-            self._make(plans, transport)
+            self._make(plans, transport, like)
             self._background = Background(self._context.progress, thread)
         except BaseException:
             self.close()
             raise
 
-    def _make(self, plans: Mapping[tuple[str, bool], Plan], transport: str) -> None:
+    def _make(self, plans: Mapping[tuple[str, bool], Plan], transport: str, like: Any) -> None:
         """Resharders, and communicators for tied weights."""
         for key, made in plans.items():
             if self.rank in made.src.ranks:
                 self.shapes[key] = made.src.local_shape(self.rank)
             if self.rank in made.ranks:
                 self.resharders[key] = Resharder(
-                    made, self.world, transport=transport, timeout_s=self.timeout_s
+                    made, self.world, transport=transport, timeout_s=self.timeout_s, like=like
                 )
         self._tied = [
             TiedSum(self.pipe, tied, self.world, self.timeout_s) for tied in self.pipe.tied

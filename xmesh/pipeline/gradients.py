@@ -153,7 +153,12 @@ class TiedSum:
                 everyone = self._comm.allgather((self._mine[0], _kind(total)))
                 self._require_alike(dict(everyone))
                 self._compared = True
-            self._wait(self._comm.Iallreduce(MPI.IN_PLACE, total))
+            # Not every MPI knows GPU memory, and some that do know it not in reductions.
+            on_gpu = not isinstance(total, np.ndarray)
+            summed = total.get() if on_gpu else total
+            self._wait(self._comm.Iallreduce(MPI.IN_PLACE, summed))
+            if on_gpu:
+                total.set(summed)
         for other in found[1:]:
             other[...] = total
 

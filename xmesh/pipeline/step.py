@@ -8,6 +8,7 @@ stay sound; at the end all ranks learn of the error.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from xmesh.clocks import now_s
@@ -69,14 +70,15 @@ class Step:
         self._coming: dict[Message, Request] = {}
         self._came: dict[Message, Any] = {}
         self._made: dict[Message, Any] = {}
-        self._sends: list[Request] = []
+        #: Transfers that the host has yet to see the end of.
+        self._open: list[Request] = []
         #: What callbacks saved, and the arrays that came in, by stage and micro-batch.
         self._saved: dict[tuple[int, int], Any] = {}
         self._inputs: dict[tuple[int, int], list[Any]] = {}
         self.peak_activations: dict[int, int] = {}
 
     def compute(self) -> None:
-        """Do all actions up to the reductions, and wait until everything sent has left.
+        """Do all actions up to the reductions, and wait until all transfers have ended.
 
         Raises:
             TransferTimeout: a transfer did not end in time.
@@ -86,8 +88,8 @@ class Step:
             self._recorder.begin()
         for action in self._actions:
             _DO[action.op](self, action)
-        for request in self._sends:
-            self._finish(request)
+        for request in self._open:
+            self._finish(request.wait)
         if self._recorder is not None:
             self._recorder.end()
 
@@ -124,7 +126,7 @@ class Step:
         """The step is given up: let go of everything."""
         for kept in (self._coming, self._came, self._made, self._saved, self._inputs):
             kept.clear()
-        self._sends.clear()
+        self._open.clear()
 
     # --- Transfers --------------------------------------------------------------------------------
 
@@ -156,24 +158,28 @@ class Step:
         message = self._message(action)
         # Without data the transfer is started all the same: the others count on it.
         request = self._start(message, self._made.pop(message, None))
-        self._sends = [each for each in self._sends if not each.over or each.failed]
+        self._open = [each for each in self._open if not each.over or each.failed]
         if self._within_group(message):
             self._coming[message] = request
         elif self._driver.blocking:
-            self._finish(request)
+            self._finish(request.wait)
         else:
-            self._sends.append(request)
+            self._open.append(request)
 
     def _wait(self, action: Action) -> None:
         message = self._message(action)
-        came = self._finish(self._coming.pop(message))
+        request = self._coming.pop(message)
+        # On a GPU the callback's stream waits for the data, and the host goes on.
+        came = self._finish(partial(request.wait_on, None))
+        if not request.over:
+            self._open.append(request)
         if not self._failed:
             self._came[message] = came
 
-    def _finish(self, request: Request) -> Any:
+    def _finish(self, wait: Callable[[float], Any]) -> Any:
         """Wait for a transfer; where its data did not come, this step has failed."""
         try:
-            return request.wait(self._driver.timeout_s)
+            return wait(self._driver.timeout_s)
         except (TransferTimeout, TransportError):
             raise
         except XmeshError as error:
