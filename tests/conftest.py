@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 HERE = Path(__file__).parent
-MPI_TESTS = (HERE / "mpi", HERE / "guard_cases")
+MPI_TESTS = (HERE / "mpi", HERE / "device" / "mpi", HERE / "guard_cases")
 
 # Ranks that draw different examples wait for each other for ever, so every profile is
 # deterministic and none reads the example database. An MPI property must also agree on its verdict
@@ -57,13 +57,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """MPI tests are those under tests/mpi/; the marker follows from the place."""
+    """MPI tests are those under MPI_TESTS; the marker follows from the place."""
     for item in items:
         if any(folder in item.path.parents for folder in MPI_TESTS):
             item.add_marker("mpi")
         elif item.get_closest_marker("mpi"):
             raise pytest.UsageError(
-                f"{item.nodeid}: MPI tests belong under tests/mpi/, where ranks run them"
+                f"{item.nodeid}: MPI tests belong under tests/mpi/ or tests/device/mpi/, where "
+                "ranks run them"
             )
 
 

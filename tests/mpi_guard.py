@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,8 +78,10 @@ class Launcher:
         rank_half = str(ROOT / "tests" / "mpi_rank.py")
         return [self.path, *options, sys.executable, rank_half, *argv]
 
-    def environment(self, run_dir: Path, quiet: bool) -> dict[str, str]:
-        environment = dict(os.environ)
+    def environment(
+        self, run_dir: Path, quiet: bool, more: Mapping[str, str] | None = None
+    ) -> dict[str, str]:
+        environment = {**os.environ, **(more or {})}
         environment.update(
             {
                 mpi_rank.RUN_DIR: str(run_dir),
@@ -178,12 +180,18 @@ class Run:
         self.test_timeout_s = float(os.environ.get("XMESH_TEST_TIMEOUT_S", "60"))
         self.grace_s = float(os.environ.get("XMESH_TEST_GRACE_S", "10"))
 
-    def follow(self, launcher: Launcher, argv: Sequence[str], quiet: bool) -> int | None:
+    def follow(
+        self,
+        launcher: Launcher,
+        argv: Sequence[str],
+        quiet: bool,
+        more: Mapping[str, str] | None = None,
+    ) -> int | None:
         """Start the ranks and watch them; the launcher's exit status, None if the run was cut."""
         began = time.monotonic()
         process = subprocess.Popen(
             launcher.command(len(self.ranks), argv),
-            env=launcher.environment(self.run_dir, quiet),
+            env=launcher.environment(self.run_dir, quiet, more),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -449,7 +457,9 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def run_mpi(n: int, argv: Sequence[str], timeout_s: float) -> Result:
+def run_mpi(
+    n: int, argv: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None = None
+) -> Result:
     """Run `python ARGV` on n ranks.
 
     Args:
@@ -458,6 +468,7 @@ def run_mpi(n: int, argv: Sequence[str], timeout_s: float) -> Result:
             to the terminal; failures of any rank are printed as they happen, and all ranks must
             collect the same tests.
         timeout_s: wall-clock limit.
+        environment: more variables for the ranks.
 
     Returns:
         How it ended; what went wrong has been printed.
@@ -467,7 +478,7 @@ def run_mpi(n: int, argv: Sequence[str], timeout_s: float) -> Result:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="xmesh-run-") as folder:
         run = Run(n, timeout_s, Path(folder))
-        status = run.follow(launcher, argv, quiet=with_pytest)
+        status = run.follow(launcher, argv, with_pytest, environment)
         result = run.result(status, with_pytest)
     result.elapsed_s = time.monotonic() - began
     for problem in result.problems:

@@ -1,4 +1,4 @@
-"""The one test command: lint, types, unit tests, then the MPI tests on several numbers of ranks.
+"""The one test command: lint, types, unit tests, then MPI and device tests on numbers of ranks.
 
     python tests/run.py                              all of it; stops at the first step that fails
     python tests/run.py --keep-going
@@ -24,7 +24,19 @@ import mpi_guard
 
 ROOT = Path(__file__).resolve().parent.parent
 RANKS = "1,2,4,8,16"
+#: On each of their ranks a thread stands for a GPU, and looks for work all the time.
+MOST_DEVICE_RANKS = 8
+#: Runs of the MPI tests of devices, see tests/device/mpi/conftest.py: what ranks have in their
+#: environment, and on which number of ranks alone, if on one.
+DEVICE_RUNS: dict[str, tuple[dict[str, str], int | None]] = {
+    "": ({}, None),
+    "aware": ({"DOUBLE_CUDA_AWARE": "1", "XMESH_CUDA_AWARE": "1"}, None),
+    "cupy13": ({"DOUBLE_CUPY_VERSION": "13.6.0", "DOUBLE_NCCL_VERSION": "22005"}, 4),
+}
 UNIT_TEST_TIMEOUT_S = 120
+# Where pytest is to look. Device tests have a process of their own: there `cupy` is the double.
+UNIT = ("--ignore=tests/mpi", "--ignore=tests/device")
+DEVICE = ("--ignore=tests/device/mpi", "tests/device")
 NO_TESTS = 5  # pytest's exit status
 
 
@@ -51,11 +63,11 @@ def tool(*argv: str) -> bool:
     )
 
 
-def unit_tests(totals: Totals, extra: Sequence[str]) -> bool:
+def unit_tests(totals: Totals, extra: Sequence[str], *places: str) -> bool:
     """Everything that needs one process."""
     with tempfile.TemporaryDirectory(prefix="xmesh-unit-") as folder:
         junit = Path(folder) / "junit.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "not mpi", "--ignore=tests/mpi"]
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "not mpi", *places]
         command += [f"--timeout={UNIT_TEST_TIMEOUT_S}", f"--junitxml={junit}", *extra]
         status = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL).returncode
         if junit.exists():
@@ -70,9 +82,26 @@ def unit_tests(totals: Totals, extra: Sequence[str]) -> bool:
 
 def mpi_tests(n: int, timeout_s: float, totals: Totals, extra: Sequence[str]) -> bool:
     """The tests under tests/mpi/ on n ranks; the guard prints failures and keeps the limits."""
+    return _on_ranks(n, timeout_s, totals, extra, "tests/mpi", {})
+
+
+def device_tests(n: int, timeout_s: float, totals: Totals, extra: Sequence[str], run: str) -> bool:
+    """Those under tests/device/mpi/, of one of DEVICE_RUNS."""
+    environment = {**DEVICE_RUNS[run][0], "XMESH_DEVICE_RUN": run}
+    return _on_ranks(n, timeout_s, totals, extra, "tests/device/mpi", environment)
+
+
+def _on_ranks(
+    n: int,
+    timeout_s: float,
+    totals: Totals,
+    extra: Sequence[str],
+    place: str,
+    environment: dict[str, str],
+) -> bool:
     command = ["-m", "pytest", "-q", "--with-mpi", "-m", "mpi", "--no-summary"]
-    command += ["-p", "no:cacheprovider", "-p", "no:timeout", "tests/mpi", *extra]
-    result = mpi_guard.run_mpi(n, command, timeout_s)
+    command += ["-p", "no:cacheprovider", "-p", "no:timeout", place, *extra]
+    result = mpi_guard.run_mpi(n, command, timeout_s, environment)
     totals.add(result.passed, result.failed, result.skipped)
     return result.ok or (result.empty and bool(extra))
 
@@ -81,7 +110,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description="Run xmesh's checks and tests.", epilog="-- ARGS: to pytest"
     )
-    parser.add_argument("--only", choices=["lint", "unit", "mpi"], help="this part alone")
+    parser.add_argument("--only", choices=["lint", "unit", "mpi", "device"], help="this part alone")
     parser.add_argument(
         "--ranks", default=RANKS, help=f"numbers of ranks for the MPI tests ({RANKS})"
     )
@@ -98,11 +127,21 @@ def main() -> int:
         ("lint", "ruff check", lambda: tool("ruff", "check", "--quiet")),
         ("lint", "ruff format", lambda: tool("ruff", "format", "--check", "--quiet")),
         ("lint", "mypy", lambda: tool("mypy")),
-        ("unit", "unit tests", lambda: unit_tests(totals, extra)),
+        ("unit", "unit tests", lambda: unit_tests(totals, extra, *UNIT)),
     ]
-    for n in (int(word) for word in options.ranks.split(",")):
-        name = f"MPI tests, {n} rank{'s' if n > 1 else ''}"
-        steps.append(("mpi", name, partial(mpi_tests, n, options.timeout, totals, extra)))
+    numbers = [int(word) for word in options.ranks.split(",")]
+    for n in numbers:
+        step = partial(mpi_tests, n, options.timeout, totals, extra)
+        steps.append(("mpi", f"MPI tests, {_ranks(n)}", step))
+    steps.append(("device", "device tests", lambda: unit_tests(totals, extra, *DEVICE)))
+    # A number that was asked for alone is meant.
+    few = [n for n in numbers if n <= MOST_DEVICE_RANKS] or numbers
+    for run, (_, only) in DEVICE_RUNS.items():
+        for n in few:
+            if only in (None, n):
+                step = partial(device_tests, n, options.timeout, totals, extra, run)
+                name = f"MPI tests of devices{f' ({run})' if run else ''}, {_ranks(n)}"
+                steps.append(("device", name, step))
 
     failed = []
     began = time.monotonic()
@@ -126,6 +165,10 @@ def main() -> int:
     )
     print(totals, flush=True)
     return 1 if failed else 0
+
+
+def _ranks(n: int) -> str:
+    return f"{n} rank{'s' if n > 1 else ''}"
 
 
 def split_at(words: list[str], mark: str) -> tuple[list[str], str, list[str]]:

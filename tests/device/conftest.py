@@ -6,14 +6,22 @@ import os
 import sys
 from pathlib import Path
 
+import mpi_rank
 import pytest
 
 DOUBLE = Path(__file__).resolve().parent.parent / "double"
 ON_GPU = os.environ.get("XMESH_TEST_GPU") == "1"
 
-# Before any test module is imported, so that `import cupy` at its top finds the double.
+# Before any test module is imported, so that `import cupy` at its top finds the double, which reads
+# its environment then.
 if not ON_GPU:
     sys.path.insert(0, str(DOUBLE))
+    run_dir = os.environ.get(mpi_rank.RUN_DIR)
+    if run_dir is not None:  # a rank: with a GPU of its own, and what all ranks of the run share
+        rank = mpi_rank.from_launcher(mpi_rank.RANK_VARIABLES) or 0
+        os.environ["DOUBLE_PCI_DOMAIN"] = str(rank)
+        os.environ["DOUBLE_NCCL_SOCKET"] = f"{run_dir}/nccl"
+        os.environ["DOUBLE_CACHE"] = f"{run_dir}/kernels"
 
 
 def pytest_configure(config: pytest.Config) -> None:
