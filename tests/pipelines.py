@@ -95,10 +95,10 @@ class Model:
 
 
 class Stage:
-    """The model's callbacks on this rank."""
+    """The model's callbacks on this rank, in NumPy or another module like it."""
 
-    def __init__(self, model: Model, pipe: Pipeline, rank: int) -> None:
-        self.model, self.pipe, self.rank = model, pipe, rank
+    def __init__(self, model: Model, pipe: Pipeline, rank: int, xp: Any = np) -> None:
+        self.model, self.pipe, self.rank, self.xp = model, pipe, rank, xp
         self.reduced: list[int] = []
         self.before: Callable[[str, int, int], None] = lambda op, stage, microbatch: None
 
@@ -110,8 +110,8 @@ class Stage:
     def forward(self, stage, microbatch, inputs, data):
         self.before("F", stage, microbatch)
         assert set(inputs) == {edge.name for edge in self.model.into(stage)}
-        here = np.zeros(SHAPE)[self.slices(stage)]
-        z = sum(inputs.values(), here) + (data[self.slices(stage)] if stage == 0 else 0)
+        z = self.xp.asarray((data if stage == 0 else np.zeros(SHAPE))[self.slices(stage)])
+        z = sum(inputs.values(), z)
         y = self.model.weights[stage] * z
         outputs = {e.name: self.model.factors[e.name] * y for e in self.model.out_of(stage)}
         last = stage == self.model.num_stages - 1
@@ -121,7 +121,7 @@ class Stage:
         self.before("I", stage, microbatch)
         wanted = {edge.name for edge in self.model.out_of(stage) if edge.differentiable}
         assert set(gradients) == wanted
-        dy = np.full(saved.shape, 1.0 if stage == self.model.num_stages - 1 else 0.0)
+        dy = self.xp.full(saved.shape, 1.0 if stage == self.model.num_stages - 1 else 0.0)
         for name, gradient in gradients.items():
             dy = dy + self.model.factors[name] * gradient
         dz = self.model.weights[stage] * dy
@@ -146,19 +146,23 @@ def batch_of(count: int, seed: int) -> list[np.ndarray]:
     return [rng.integers(-3, 4, SHAPE).astype("f8") for _ in range(count)]
 
 
+def on_host(array: Any) -> Any:
+    return array if isinstance(array, np.ndarray) else array.get()
+
+
 def compare(driver: Driver, stage: Stage, losses: list[Any], batch: list[np.ndarray]) -> str:
     """What is wrong on this rank."""
     outputs, gradients = stage.model.reference(batch)
     last = stage.model.num_stages - 1
     if stage.rank in stage.pipe.stages[last]:
         for found, wanted in zip(losses, outputs, strict=True):
-            if not np.array_equal(found, wanted[stage.slices(last)]):
+            if not np.array_equal(on_host(found), wanted[stage.slices(last)]):
                 return f"rank {stage.rank}: wrong output\n{found}\n{wanted[stage.slices(last)]}"
     elif losses:
         return f"rank {stage.rank} has losses"
     for number, found in driver.gradients.items() if not stage.pipe.schedule.forward_only else ():
         wanted = gradients[number][stage.slices(number)] * driver.gradient_scale
-        if not np.array_equal(found["w"], wanted):
+        if not np.array_equal(on_host(found["w"]), wanted):
             return f"rank {stage.rank}, stage {number}: gradient\n{found['w']}\n{wanted}"
     return ""
 

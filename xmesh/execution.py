@@ -433,10 +433,11 @@ class Execution:
     def _unused(self, index: int) -> None:
         """A message has no more use for the memory of its chunk."""
         self._users[index] -= 1
-        idle = self._users[index] == 0
-        if self._readers[index] == 0 or (idle and index in self._missing):
+        if self._users[index]:
+            return
+        if self._readers[index] == 0 or index in self._missing:
             self._drop(index)
-        elif idle and self._staged[index]:
+        elif self._staged[index]:
             self._kept[index] = None
 
     def _drop(self, index: int) -> None:

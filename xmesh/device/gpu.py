@@ -183,10 +183,14 @@ class Gpu:
 
     def producers(self, arrays: Sequence[DeviceArray]) -> list[Any]:
         """Events after what was given to the streams that arrays are said to depend on."""
-        pointers = dict.fromkeys(a.stream for a in arrays if a.stream is not None)
+        events = []
         with self.here():
-            streams = [self.cupy.cuda.ExternalStream(pointer) for pointer in pointers]
-        return [self.fence(stream) for stream in streams]
+            for pointer in dict.fromkeys(a.stream for a in arrays if a.stream is not None):
+                # By its number: CuPy 13 and 14 wrap streams of others in different classes.
+                event = self.cupy.cuda.Event(disable_timing=True)
+                self.cupy.cuda.runtime.eventRecord(event.ptr, pointer)
+                events.append(event)
+        return events
 
     # --- Copies -----------------------------------------------------------------------------------
 

@@ -95,6 +95,12 @@ def memsetAsync(ptr, value, size, stream):
     _copies.fill(ptr, value, size, stream)
 
 
+def eventRecord(event, stream):
+    from cupy.cuda import stream as streams  # which imports this module
+
+    streams._record(streams.event_at(event), stream)
+
+
 def streamSynchronize(stream):
     _engine.counters["streamSynchronize"] += 1
     _engine.synchronize(stream)

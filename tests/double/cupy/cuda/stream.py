@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import warnings
+import weakref
 
 from cupy import _devices, _engine, _settings
 from cupy._errors import CUDARuntimeError, explained
@@ -35,6 +36,7 @@ class Event:
         self._device = _devices.current()
         self._timed = not disable_timing
         self._marker: _engine.Marker | None = None
+        _events[self.ptr] = self
 
     def record(self, stream=None):
         _record(self, get_current_stream().ptr if stream is None else stream.ptr)
@@ -49,6 +51,17 @@ class Event:
         marker = self._marker
         if marker is not None:
             _engine.wait_until(self._device, lambda: marker.done)
+
+
+#: Events by what stands for them in the runtime.
+_events: weakref.WeakValueDictionary[int, Event] = weakref.WeakValueDictionary()
+
+
+def event_at(pointer: int) -> Event:
+    """The event that the runtime is asked for."""
+    if pointer not in _events:
+        raise explained(CUDARuntimeError, 400, f"there is no event {pointer}")
+    return _events[pointer]
 
 
 def _record(event: Event, stream_ptr: int) -> None:
