@@ -37,7 +37,7 @@ class Binding:
         programs: what those ranks do, in the same order.
         first_tag: first of the tags reserved, the same on all ranks.
         progress: moves what is in flight.
-        transport: "loopback" (all ranks run here), "mpi" or "nccl".
+        transport: "loopback" (all ranks run here), "mpi", "nccl"; "none" on ranks without a part.
         why: what decided on it.
         nccl: what replaces messages for the rank that runs here, under "nccl".
     """
@@ -100,7 +100,7 @@ def bind(
     rank = context.comm.rank
     if rank not in plan.ranks:
         require_ranks(context, plan.ranks)
-        return Binding((), (), 0, context.progress, chosen, "this rank takes no part")
+        return Binding((), (), 0, context.progress, "none", "this rank takes no part")
     ranks = tuple(r for r in plan.ranks if r < context.comm.size)
     shared = plan_parts(plan) | {"transport": transport}
     record = Record(rank, subject="plan", shared=shared, on_gpu=gpu is not None)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from xmesh.agreement import DTYPE_LIMIT, Record, short
 from xmesh.binding import TIMEOUT_S, choose_transport, connect, context_of, require_ranks
+from xmesh.device.array import DeviceArray
 from xmesh.dtypes import as_dtype, dtype_name, named_dtype
 from xmesh.errors import ArrayError, XmeshError, explain
 from xmesh.interop import as_memory
@@ -59,7 +62,7 @@ def reshard(
         name: what error texts call the array.
         transport: see ``Resharder``.
         timeout_s: seconds for each of the steps.
-        like: see ``Resharder``.
+        like: see ``Resharder``; default ``local`` or ``out``, where this rank passes one.
 
     Returns:
         The array on destination ranks, None elsewhere (a dict by rank without a communicator).
@@ -69,6 +72,7 @@ def reshard(
     """
     check_types(src, dst, topology, None, name)
     timeout_s = seconds(timeout_s)
+    given = next((each for each in (local, out) if each is not None), None)
     if choose_transport(comm, transport) == "loopback":
         arrays = tuple(local.values()) if isinstance(local, Mapping) else ()
         element = _dtype_name(dtype, arrays, f"tensor {name!r}")
@@ -114,11 +118,26 @@ def reshard(
             src, dst, _known(verdict.dtype, name), topology, strategy, scheduler, seed, name=name
         )
         with Resharder(
-            made, comm, transport=transport, timeout_s=timeout_s, like=like
+            made,
+            comm,
+            transport=transport,
+            timeout_s=timeout_s,
+            like=_like(given) if like is None else like,
         ) as resharder:
             return resharder(local, out)
     finally:
         endpoint.release()
+
+
+def _like(given: Any) -> Any:
+    """What says where new outputs lie: an array on a GPU, so that all ranks may choose NCCL."""
+    first = given[0] if isinstance(given, (list, tuple)) and given else given
+    if first is None or type(first) is np.ndarray:
+        return None
+    try:
+        return first if isinstance(as_memory(first, "local"), DeviceArray) else None
+    except ArrayError:
+        return None  # the call itself says what is wrong with it
 
 
 def _dtype_name(dtype: Any, local: Any, where: str) -> str:

@@ -139,7 +139,7 @@ class Resharder:
 
     @property
     def transport(self) -> str:
-        """What moves the bytes: "mpi", "nccl" or "loopback"."""
+        """What moves the bytes: "mpi", "nccl" or "loopback"; "none" on ranks in neither layout."""
         return self._binding.transport
 
     @property

@@ -75,8 +75,9 @@ class OneWeight(Stage):
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.skipif(SIZE % 2 != 0, reason="needs two meshes of one shape")
 def test_tied_gradients_on_gpus_are_summed(comm, transport):
-    meshes = cut_in_groups(2 if SIZE % 2 == 0 else 1)
+    meshes = cut_in_groups(2)
     model = Model(len(meshes))
     tied = [Tied("shared", tuple(range(len(meshes))))]
     pipe = Pipeline(meshes, model.edges, "1f1b", 4, tied=tied)

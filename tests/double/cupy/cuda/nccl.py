@@ -331,6 +331,8 @@ class NcclCommunicator:
         if target is not None:
             size = nbytes * (membership.size if kind == "allGather" else 1)
             writes = (operator.index(target), size)
+        if kind == "broadcast" and reads == writes:
+            writes = None  # in place the root only sends
         try:
             for place in (reads, writes):
                 if place is not None:
