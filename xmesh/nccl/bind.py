@@ -63,7 +63,13 @@ def bind_nccl(
         return
     assert gpu is not None
     program = compile_nccl(plan, endpoint.rank)
-    communicators = connect_all(context, endpoint, program.groups, gpu, timeout_s, subject)
+    try:
+        communicators = connect_all(context, endpoint, program.groups, gpu, timeout_s, subject)
+    except TransportError as error:  # of all ranks alike
+        if must:
+            raise
+        bound.why = f"NCCL cannot be used: {error}"
+        return
     kept = Communicators.of(context)
     bound.nccl = NcclLink(plan, program, endpoint, communicators, kept, gpu, context.progress)
     bound.transport = "nccl"

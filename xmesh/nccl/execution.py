@@ -80,8 +80,7 @@ class NcclExecution:
         memory: of this rank's GPU.
         slots: for chunks that must be packed; room for two at least where there are any.
         sources: device arrays, one for each box held.
-        destinations: device arrays, one for each box needed.
-        ready: events to wait for before anything is read or written.
+        destinations: device arrays, one for each box needed. All of them can be used at once.
     """
 
     def __init__(
@@ -92,11 +91,10 @@ class NcclExecution:
         slots: Slots,
         sources: Sequence[Any],
         destinations: Sequence[Any],
-        ready: Sequence[Any],
     ) -> None:
         self._program, self._communicators = program, communicators
         self._memory, self._slots, self._gpu = memory, slots, memory.gpu
-        self._sources, self._destinations, self._ready = sources, destinations, ready
+        self._sources, self._destinations = sources, destinations
         self._begun = False
         self._next = 0
         #: Launches under way, as (event after it, its index), and what must end besides them.
@@ -152,17 +150,13 @@ class NcclExecution:
 
     def _begin(self) -> None:
         self._begun = True
-        gpu = self._gpu
-        for event in self._ready:
-            for stream in (gpu.outgoing, gpu.incoming, *gpu.network):
-                stream.wait_event(event)
         if self._program.copies:
             self._memory.copy(
                 (view_of(source, self._sources), view_of(destination, self._destinations))
                 for source, destination in self._program.copies
             )
         if self.launched:
-            self._fences.append(gpu.fence(gpu.incoming))
+            self._fences.append(self._gpu.fence(self._gpu.incoming))
 
     def _look(self) -> bool:
         moved = False

@@ -139,10 +139,11 @@ class NcclLink:
 
 
 class NcclCall:
-    """One call on one rank: all ranks there, none with an error; then a turn; then the work.
+    """One call on one rank: all ranks ready, none with an error; then a turn; then the work.
 
-    No kernel is launched before all ranks have come, so none waits long on a GPU, and a wrong
-    argument or a rank that is gone is met before anything moves.
+    Ready means called, and done with what was given to the GPU before. So no kernel of NCCL is
+    launched that would hold a part of a GPU while it waits for another rank's computation, and a
+    wrong argument or a rank that is gone is met before anything moves.
     """
 
     def __init__(
@@ -158,16 +159,24 @@ class NcclCall:
         self._record = Record(link.endpoint.rank)
         if problem is not None:
             self._record = Record.of_error(link.endpoint.rank, problem)
-        self._arrays = sources, outputs, ready
+        self._arrays = sources, outputs
         #: What is under way; the next takes its place.
-        self._all_here: Tally | None = Tally(link.endpoint, tag, problem is not None)
+        self._ready = list(ready) if problem is None else []
+        self._all_here: Tally | None = None
         self._errors: Agreement | None = None
         self._stamp: Tally | None = None
         self._ticket: Ticket | None = None
         self._execution: NcclExecution | None = None
         self._stepping = False
+        self._failure: Exception | None = None
         self.error: XmeshError | None = None
         self.refused: set[int] = set()
+        if not self._ready:
+            self._join()
+
+    def _join(self) -> None:
+        """This rank is ready."""
+        self._all_here = Tally(self._link.endpoint, self._tag, self._record.error_rank >= 0)
 
     @property
     def done(self) -> bool:
@@ -181,6 +190,8 @@ class NcclCall:
 
     def step(self) -> bool:
         """Move on; True when anything happened."""
+        if self._failure is not None:
+            raise self._failure
         if self._stepping or self.done:
             return False
         self._stepping = True  # a call that this one waits for may try to move this one on
@@ -191,6 +202,11 @@ class NcclCall:
 
     def _step(self) -> bool:
         link = self._link
+        if self._ready:
+            self._ready = [event for event in self._ready if not event.done]
+            if self._ready:
+                return False
+            self._join()
         if self._all_here is not None:
             moved = self._all_here.step()
             if self._all_here.over:
@@ -241,6 +257,8 @@ class NcclCall:
         if lock.acquire(blocking=False):
             try:
                 self.step()
+            except Exception as error:
+                self._failure = error  # for those who wait for this call, when they step it
             finally:
                 lock.release()
 
@@ -250,6 +268,7 @@ class NcclCall:
             if under_way is not None:
                 under_way.abandon()
         self._all_here = self._errors = self._stamp = None
+        self._ready = []
         if self._ticket is not None:
             self._link.order.leave(self._ticket)
             self._ticket = None
@@ -261,6 +280,8 @@ class NcclCall:
     def waits_for(self) -> str:
         """What is left, in words."""
         endpoint = self._link.endpoint
+        if self._ready:
+            return "this rank's GPU has not come to the end of what was given to it before"
         agreeing = self._all_here or self._errors or self._stamp
         if agreeing is not None:
             peers = agreeing.waiting_for()
