@@ -131,17 +131,17 @@ def main() -> int:
     ]
     numbers = [int(word) for word in options.ranks.split(",")]
     for n in numbers:
-        step = partial(mpi_tests, n, options.timeout, totals, extra)
-        steps.append(("mpi", f"MPI tests, {_ranks(n)}", step))
+        over_mpi = partial(mpi_tests, n, options.timeout, totals, extra)
+        steps.append(("mpi", f"MPI tests, {_ranks(n)}", over_mpi))
     steps.append(("device", "device tests", lambda: unit_tests(totals, extra, *DEVICE)))
     # A number that was asked for alone is meant.
     few = [n for n in numbers if n <= MOST_DEVICE_RANKS] or numbers
     for run, (_, only) in DEVICE_RUNS.items():
         for n in few:
             if only in (None, n):
-                step = partial(device_tests, n, options.timeout, totals, extra, run)
+                on_ranks = partial(device_tests, n, options.timeout, totals, extra, run)
                 name = f"MPI tests of devices{f' ({run})' if run else ''}, {_ranks(n)}"
-                steps.append(("device", name, step))
+                steps.append(("device", name, on_ranks))
 
     failed = []
     began = time.monotonic()

@@ -26,7 +26,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    left, chosen = [], []
+    left: list[pytest.Item] = []
+    chosen: list[pytest.Item] = []
     for item in items:
         aware, both = (item.get_closest_marker(run) is not None for run in RUNS)
         mine = aware if RUN == "aware" else both if RUN == "cupy13" else not aware
