@@ -56,11 +56,13 @@ class Resharder:
         staging_nbytes: memory per rank for chunks that are not contiguous in the caller's arrays;
             at least four chunks. Where waiting for memory could hang, each call in flight goes
             past it, by one chunk and one for each channel to a peer at the most. Nothing else that
-            grows with the array is allocated, except outputs.
+            grows with the array is allocated, except outputs. Arrays on a GPU have as much again:
+            pinned host memory, or memory of the GPU where MPI takes it. NCCL takes four pieces of
+            32 MiB on the GPU at the most, and none for what is contiguous.
         wait: what a rank does while nothing comes: "spin" looks again at once, "sleep" leaves its
             core to others, "auto" spins where each rank of the host has a core of its own. "auto"
             is overruled by the environment variable XMESH_WAIT.
-        trace: records every call, see ``xmesh.Trace``.
+        trace: records every call, see ``xmesh.Trace``; over messages, so not under NCCL.
         like: kind of new outputs: the module of a library (``numpy``, ``cupy``, ``jax.numpy``,
             ``torch``, or another one with ``from_dlpack``), or one of its arrays, whose device
             counts too. None for the kind of this rank's local array, and NumPy where it has none.
@@ -105,6 +107,7 @@ class Resharder:
             wait = wanted_policy(wait, os.environ)
             if trace is not None:
                 _require_trace(trace)
+                transport = _with_messages(transport, comm)
                 trace.begin_plan(plan)
             if like is not None:
                 kind = kind_of(like)
@@ -472,6 +475,19 @@ def _require_trace(trace: Any) -> None:
                 remedy="make one with xmesh.Trace(comm) on all ranks",
             )
         )
+
+
+def _with_messages(transport: str, comm: Any) -> str:
+    """The transport where a trace is to see its messages: "auto" does not mean NCCL then."""
+    if transport == "nccl":
+        raise OptionError(
+            explain(
+                "a trace records messages, and NCCL sends none that it could see",
+                values="transport='nccl' with a trace",
+                remedy="trace with transport='mpi', or NCCL with NVIDIA's own profilers",
+            )
+        )
+    return "mpi" if transport == "auto" and comm is not None else transport
 
 
 def _require_mapping(argument: Any, plan: Plan) -> None:
