@@ -8,6 +8,7 @@ import numpy as np
 from mpi4py import MPI
 
 from gpt.collectives import all_reduce, wait
+from gpt.layers import on_host
 from gpt.model import parameters
 from gpt.reference import Reference
 from gpt.text import Text
@@ -68,7 +69,7 @@ class Check:
         errors[-1] = abs(loss - flat[0]) / abs(flat[0])
         for index, boxes in self._trainer.shard.boxes.items():
             for name, box in boxes.items():
-                found = self._trainer.driver.gradients[index][name]
+                found = on_host(self._trainer.driver.gradients[index][name])
                 difference = np.abs(found - wanted[name][box.slices()]).max(initial=0)
                 place = names.index(name)
                 largest = max(np.abs(wanted[name]).max(), np.finfo(float).tiny)

@@ -18,7 +18,7 @@ import numpy as np
 from mpi4py import MPI
 
 import xmesh
-from gpt.layers import Array
+from gpt.layers import Array, array_module, on_host
 from gpt.trainer import Trainer
 
 
@@ -45,7 +45,9 @@ def save(folder: Path, step: int, trainer: Trainer) -> None:
         files = _files(folder, step)
         files.mkdir(parents=True, exist_ok=True)
         if comm.rank in writers:
-            arrays = {_key(kind, name, box): array for kind, name, box, array in _arrays(trainer)}
+            arrays = {
+                _key(kind, name, box): on_host(array) for kind, name, box, array in _arrays(trainer)
+            }
             part = files / f"rank{comm.rank}.part"
             with part.open("wb") as file:
                 np.savez(file, **arrays)
@@ -95,7 +97,8 @@ def _read(paths: list[Path], trainer: Trainer) -> None:
                 for key, of_kind, of_name, part in there:
                     both = box.intersect(part) if (kind, name) == (of_kind, of_name) else None
                     if both is not None:
-                        array[both.slices(box)] = file[key][both.slices(part)]
+                        found = array_module(array).asarray(file[key][both.slices(part)])
+                        array[both.slices(box)] = found
                         holes[both.slices(box)] = False
     lost = [name for (_, name, *_), holes in zip(wanted, missing, strict=True) if holes.any()]
     if lost:

@@ -7,7 +7,7 @@ import time
 import numpy as np
 from mpi4py import MPI
 
-from gpt.layers import Array, array_module
+from gpt.layers import Array, array_module, on_host
 
 #: A rank that waits looks this often at once, then sleeps between looks.
 _LOOKS = 200
@@ -46,7 +46,7 @@ def all_reduce(comm: MPI.Intracomm | None, array: Array, op: MPI.Op = MPI.SUM) -
     if comm is None or comm.size == 1:
         return array
     xp = array_module(array)
-    host = array if xp is np else xp.asnumpy(array)
+    host = on_host(array)
     wait(comm.Iallreduce(MPI.IN_PLACE, host, op), "all-reduce")
     if xp is not np:
         array[...] = xp.asarray(host)

@@ -25,6 +25,12 @@ def array_module(array: Array) -> Any:
     return np
 
 
+def on_host(array: Array) -> Any:
+    """The same as an array of NumPy."""
+    xp = array_module(array)
+    return array if xp is np else xp.asnumpy(array)
+
+
 def one_hot(tokens: Array, count: int, dtype: Any) -> Array:
     """Shape ``(*tokens.shape, count)``: 1 where the token is, else 0."""
     xp = array_module(tokens)

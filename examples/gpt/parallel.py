@@ -91,6 +91,7 @@ class Shard:
         grid: how ranks share the work.
         pipe: from ``pipeline``.
         world: of all ranks.
+        xp: ``numpy`` or ``cupy``.
 
     Attributes:
         stages: index -> stage of this rank.
@@ -98,7 +99,9 @@ class Shard:
         counts: this rank's losses count; replicas of it have the same ones.
     """
 
-    def __init__(self, config: Config, grid: Grid, pipe: Pipeline, world: xmesh.World) -> None:
+    def __init__(
+        self, config: Config, grid: Grid, pipe: Pipeline, world: xmesh.World, xp: Any = np
+    ) -> None:
         self._last = len(pipe.stages) - 1
         self._dtype = np.dtype(config.dtype)
         self._data_parallel: dict[int, MPI.Intracomm | None] = {}
@@ -118,7 +121,7 @@ class Shard:
             }
             # Made whole and then cut, so the model is the same whatever the grid.
             values = {
-                name: np.ascontiguousarray(initial(config, name)[box.slices()])
+                name: xp.asarray(np.ascontiguousarray(initial(config, name)[box.slices()]))
                 for name, box in boxes.items()
             }
             self.boxes[index] = boxes
@@ -136,7 +139,7 @@ class Shard:
         x = inputs[_edge(stage - 1)] if stage else None
         made, loss, saved = self.stages[stage].forward(x, *data)
         if loss is not None:
-            return Forward(saved=saved, loss=float(loss))
+            return Forward(saved=saved, loss=loss)
         return Forward({_edge(stage): made}, saved)
 
     def backward(self, stage: int, microbatch: int, gradients: Arrays, saved: Saved) -> Backward:

@@ -9,6 +9,7 @@ README.md in this folder says the rest.
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 import time
 from collections.abc import Iterator
@@ -41,6 +42,7 @@ def options() -> argparse.ArgumentParser:
         description="Train a small GPT on the source of Python's standard library.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
+    parser.add_argument("--gpu", action="store_true", help="by CuPy, each rank on its current GPU")
     grid = parser.add_argument_group("ranks, dp * tp * pp in all")
     grid.add_argument("--dp", type=int, default=1, help="data parallel: share the rows")
     grid.add_argument("--tp", type=int, default=1, help="tensor parallel: share heads, features")
@@ -89,7 +91,8 @@ def train(args: argparse.Namespace, config: Config, grid: Grid, world: xmesh.Wor
     text = Text(standard_library(), config.sequence, args.seed)
     right = True
     record = args.timeline is not None
-    with Trainer(config, grid, text, world, args.rate, record) as trainer:
+    xp = importlib.import_module("cupy" if args.gpu else "numpy")
+    with Trainer(config, grid, text, world, args.rate, record, xp) as trainer:
         first = checkpoint.load(args.resume, trainer) if args.resume else 0
         check = Check(trainer, text, args.rate, first) if args.check else None
         with report(world.comm.rank, args.steps, first) as progress:

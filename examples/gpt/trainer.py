@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +26,7 @@ class Trainer:
         world: as many ranks as the grid has.
         rate: of Adam.
         record: keep the times of the last step.
+        xp: ``numpy``, or ``cupy`` for arrays on this rank's GPU.
 
     Attributes:
         shard: what this rank has of the model.
@@ -40,15 +42,19 @@ class Trainer:
         world: xmesh.World,
         rate: float,
         record: bool = False,
+        xp: Any = np,
     ) -> None:
         self.grid, self.config, self.world = grid, config, world
         pipe = pipeline(config, grid)
-        self.shard = Shard(config, grid, pipe, world)
+        self.shard = Shard(config, grid, pipe, world, xp)
         self.adam = {index: Adam(stage.values, rate) for index, stage in self.shard.stages.items()}
         self._text = text
         # Gradients are of the sum over all tokens; here, once, they become those of the mean.
         self._scale = 1 / (grid.rows * config.sequence)
-        self.driver = Driver(pipe, world, self.shard, gradient_scale=self._scale, record=record)
+        self._xp = xp
+        self.driver = Driver(
+            pipe, world, self.shard, gradient_scale=self._scale, record=record, like=xp
+        )
 
     def step(self, step: int) -> float:
         """Do a step.
@@ -59,13 +65,18 @@ class Trainer:
         rows, size = self.shard.rows, self.grid.rows // self.grid.microbatches
         losses = self.driver.step(
             [
-                self._text.rows(step, start + rows.start, start + rows.stop)
+                tuple(
+                    map(
+                        self._xp.asarray,
+                        self._text.rows(step, start + rows.start, start + rows.stop),
+                    )
+                )
                 for start in range(0, self.grid.rows, size)
             ]
         )
         for index, stage in self.shard.stages.items():
             self.adam[index].update(stage.values, self.driver.gradients[index])
-        total = np.array([sum(losses) if self.shard.counts else 0.0])
+        total = np.array([float(sum(losses)) if self.shard.counts else 0.0])
         return float(all_reduce(self.world.comm, total)[0]) * self._scale
 
     def close(self) -> None:

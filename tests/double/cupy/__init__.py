@@ -21,6 +21,7 @@ from cupy._creation import (
     zeros,
 )
 from cupy._dlpack import from_dlpack
+from cupy._functions import concatenate, exp, log, sqrt, stack, tanh, tril, where
 from cupy._pools import get_default_memory_pool, get_default_pinned_memory_pool
 from cupy._raw import RawKernel, RawModule
 
@@ -33,14 +34,22 @@ __all__ = [
     "array",
     "asarray",
     "asnumpy",
+    "concatenate",
     "cuda",
     "empty",
     "empty_like",
+    "exp",
     "from_dlpack",
     "full",
     "get_default_memory_pool",
     "get_default_pinned_memory_pool",
+    "log",
     "ndarray",
     "ones",
+    "sqrt",
+    "stack",
+    "tanh",
+    "tril",
+    "where",
     "zeros",
 ]

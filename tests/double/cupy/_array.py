@@ -125,6 +125,8 @@ class ndarray:
     # Views.
 
     def __getitem__(self, slices):
+        if isinstance(slices, ndarray):
+            return apply(lambda array, index: array[index], self, slices)
         return self._view(self._layout.index(slices))
 
     def view(self, dtype=None):
@@ -132,6 +134,9 @@ class ndarray:
 
     def transpose(self, *axes):
         return self._view(self._layout.apply(lambda array: array.transpose(*axes)))
+
+    def swapaxes(self, axis1, axis2):
+        return self._view(self._layout.apply(lambda array: array.swapaxes(axis1, axis2)))
 
     @property
     def T(self):
@@ -212,7 +217,8 @@ class ndarray:
         if isinstance(value, np.ndarray):
             raise ValueError("non-scalar numpy.ndarray cannot be used for fill")  # CuPy's refusal
         if isinstance(value, ndarray):
-            _check_shape(target, value)
+            if np.broadcast_shapes(target.shape, value.shape) != target.shape:
+                raise ValueError(f"{value.shape} does not fit {target.shape}")
             if target.size:
                 run("set", lambda out, new: np.copyto(out, new, "unsafe"), target, value)
             return
@@ -225,27 +231,12 @@ class ndarray:
     # Arithmetic.
 
     def _binary(self, other, ufunc, reflected=False, in_place=False):
-        if isinstance(other, ndarray):
-            _check_shape(self, other)
-            arrays, sample = (other,), np.ones(1, other.dtype)
-        elif isinstance(other, _SCALARS):
-            arrays, sample = (), other
-        elif isinstance(other, np.ndarray):
+        if isinstance(other, np.ndarray):
             raise TypeError(f"Unsupported type {type(other)}")
-        else:
+        if not isinstance(other, (ndarray, *_SCALARS)):
             return NotImplemented
-        mine = np.ones(1, self.dtype)
-        operands = (sample, mine) if reflected else (mine, sample)
-        with np.errstate(all="ignore"):
-            dtype = ufunc(*operands, **({"out": (mine,)} if in_place else {})).dtype
-        result = self if in_place else ndarray(self.shape, dtype)
-
-        def call(out, array, second=other) -> None:
-            ufunc(*((second, array) if reflected else (array, second)), out=out)
-
-        if self.size:
-            run(ufunc.__name__, call, result, self, *arrays)
-        return result
+        operands = (other, self) if reflected else (self, other)
+        return apply(ufunc, *operands, out=self if in_place else None)
 
     def __add__(self, other):
         return self._binary(other, np.add)
@@ -289,25 +280,32 @@ class ndarray:
     def __ne__(self, other):
         return self._binary(other, np.not_equal)
 
-    def _reduce(self, name: str):
-        dtype = getattr(np.ones(1, self.dtype), name)().dtype
-        if name == "max" and self.size == 0:
-            raise ValueError("zero-size array to reduction operation max which has no identity")
-        result = ndarray((), dtype)
-        if self.size == 0:
-            result[...] = getattr(np.ones(0, self.dtype), name)()
-        else:
-            run(name, lambda out, array: np.copyto(out, getattr(array, name)()), result, self)
-        return result
+    def __lt__(self, other):
+        return self._binary(other, np.less)
 
-    def sum(self):
-        return self._reduce("sum")
+    def __gt__(self, other):
+        return self._binary(other, np.greater)
 
-    def all(self):
-        return self._reduce("all")
+    def __pow__(self, other):
+        return self._binary(other, np.power)
 
-    def max(self):
-        return self._reduce("max")
+    def __neg__(self):
+        return apply(np.negative, self)
+
+    def __matmul__(self, other):
+        return self._binary(other, np.matmul)
+
+    def sum(self, axis=None, *, keepdims=False):
+        return apply(np.sum, self, axis=axis, keepdims=keepdims)
+
+    def all(self, axis=None, *, keepdims=False):
+        return apply(np.all, self, axis=axis, keepdims=keepdims)
+
+    def max(self, axis=None, *, keepdims=False):
+        return apply(np.max, self, axis=axis, keepdims=keepdims)
+
+    def mean(self, axis=None, *, keepdims=False):
+        return apply(np.mean, self, axis=axis, keepdims=keepdims)
 
     # Numbers of the host.
 
@@ -327,6 +325,31 @@ class ndarray:
         return bool(self.get())
 
 
-def _check_shape(one: ndarray, other: ndarray) -> None:
-    if one.shape != other.shape:
-        raise ValueError(f"the double does not broadcast {other.shape} to {one.shape}")
+def apply(function, *operands, out=None, **options) -> ndarray:
+    """Put a function of NumPy into the current stream; its result is a new array, or ``out``."""
+    arrays = [operand for operand in operands if isinstance(operand, ndarray)]
+
+    def call(*views):
+        given = iter(views)
+        return function(
+            *(next(given) if isinstance(operand, ndarray) else operand for operand in operands),
+            **options,
+        )
+
+    # Shape and dtype of the result come from ones of the same shapes and dtypes.
+    with np.errstate(all="ignore"):
+        sample = np.asarray(call(*(np.ones(array.shape, array.dtype) for array in arrays)))
+    if out is None:
+        out = ndarray(sample.shape, sample.dtype)
+    elif np.broadcast_shapes(sample.shape, out.shape) != out.shape:
+        raise ValueError(f"{sample.shape} does not fit {out.shape}")
+    elif not np.can_cast(sample.dtype, out.dtype, "same_kind"):
+        raise TypeError(f"{sample.dtype} cannot be cast to {out.dtype} in place")
+    if out.size:
+        run(
+            function.__name__,
+            lambda target, *views: np.copyto(target, call(*views), "unsafe"),
+            out,
+            *arrays,
+        )
+    return out
