@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 
 import xmesh
 from xmesh.cli import COMMANDS, main
-from xmesh.commands import doctor
+from xmesh.commands import doctor, doctor_gpu, doctor_text
 from xmesh.commands.layout import picture, rank_table
 from xmesh.commands.parse import parse_layout, parse_mesh, parse_shape
-from xmesh.errors import LayoutError, MeshError, SpecError
+from xmesh.errors import LayoutError, MeshError, SpecError, XmeshError
 from xmesh.layout import Layout
 from xmesh.mesh import DeviceMesh
+from xmesh.mpiexec import Launcher
 from xmesh.planner import CostModel, Plan, plan
 from xmesh.topology import Topology
 
@@ -447,8 +448,11 @@ DOCTOR = "import sys\nfrom xmesh.cli import main\nsys.exit(main({argv!r}))"
 NO_LAUNCHER = dict.fromkeys(doctor._LAUNCHER_VARIABLES)
 
 
-def doctor_run(code):
-    env = {k: v for k, v in os.environ.items() if k not in NO_LAUNCHER}
+DOUBLE = {"PYTHONPATH": str(ROOT / "tests" / "double")}
+
+
+def doctor_run(code, **env):
+    env = {k: v for k, v in os.environ.items() if k not in NO_LAUNCHER} | env
     child = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT,
@@ -469,6 +473,7 @@ def test_doctor_without_mpi4py():
     report = json.loads(doctor_run(BLOCK + DOCTOR.format(argv=["doctor", "--json"])))
     assert report["would_use"]["transport"].startswith("loopback")
     assert len(report["ranks"]) == 1
+    assert report["ranks"][0]["gpu"]["cuda_aware_mpi"] == {"aware": None, "why": "no MPI"}
 
 
 def test_doctor_with_mpi4py():
@@ -509,6 +514,23 @@ def rank_report(rank, **changes):
         "shared_memory_leader": 0,
         "slurm_hosts": None,
         "cores": [0, 1],
+        "gpu": gpu_of(),
+    } | changes
+
+
+def gpu_of(**changes):
+    """What a rank says that has a GPU and everything for it."""
+    return {
+        "device_files": 1,
+        "device": {
+            **{"name": "G", "ordinal": 0, "visible": 1, "pci_bus_id": "0000:3B:00.0"},
+            **{"free_nbytes": 2**30, "total_nbytes": 2**31},
+        },
+        "cupy": {"version": "14"},
+        "nccl": {"runtime": "2.27.3", "build": "2.25.1", "can_split": True},
+        "wheels": {},
+        "cuda_aware_mpi": {"aware": False, "why": "MPIX_Query_cuda_support says no"},
+        "hints": {},
     } | changes
 
 
@@ -540,11 +562,136 @@ def test_ranks_that_differ_are_named():
 
 
 def test_a_launcher_of_another_mpi_is_recognised():
-    use = doctor.would_use(object(), "", {"PMI_SIZE": "4"}, 1, {"devices": 0})
-    assert "another MPI than mpi4py's" in use["transport"]
-    use = doctor.would_use(object(), "", {"PMI_SIZE": "4"}, 4, {"devices": 0})
-    assert use["transport"] == "mpi: 4 ranks in MPI_COMM_WORLD"
-    assert use["device_arrays"] == "none: no GPU is visible here"
+    text = doctor.transport_use(object(), "", {"PMI_SIZE": "4"}, 1)
+    assert "another MPI than mpi4py's" in text
+    text = doctor.transport_use(object(), "", {"PMI_SIZE": "4"}, 4)
+    assert text == "mpi: 4 ranks in MPI_COMM_WORLD"
+
+
+# --- xmesh doctor: GPUs ---------------------------------------------------------------------------
+
+NO_CUPY = """
+import sys
+class NoCupy:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "cupy":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, NoCupy())
+"""
+
+
+def test_doctor_without_cupy():
+    report = json.loads(doctor_run(NO_CUPY + DOCTOR.format(argv=["doctor", "--json"])))
+    gpu = report["ranks"][0]["gpu"]
+    assert "CuPy is not installed" in gpu["cupy"]["missing"]
+    assert gpu["device"] == gpu["nccl"] == gpu["cupy"]
+    assert report["would_use"]["device_arrays"].startswith("none: ")
+    assert not report["would_use"]["nccl"]["usable"]
+
+
+def test_doctor_without_a_gpu():
+    code = DOCTOR.format(argv=["doctor", "--json"])
+    report = json.loads(doctor_run(code, **DOUBLE, DOUBLE_DEVICES="0"))
+    gpu = report["ranks"][0]["gpu"]
+    assert gpu["cupy"] == {"version": "14.2.0"}
+    assert "cudaErrorNoDevice" in gpu["device"]["missing"]
+    assert report["would_use"]["device_arrays"].startswith("none: cudaErrorNoDevice")
+
+
+def test_doctor_with_a_gpu():
+    pytest.importorskip("mpi4py")
+    code = DOCTOR.format(argv=["doctor", "--json"])
+    report = json.loads(doctor_run(code, **DOUBLE, XMESH_CUDA_AWARE="1"))
+    gpu = report["ranks"][0]["gpu"]
+    assert (gpu["device"]["name"], gpu["device"]["ordinal"]) == ("Double of a GPU", 0)
+    assert 0 < gpu["device"]["free_nbytes"] <= gpu["device"]["total_nbytes"]
+    assert gpu["nccl"]["can_split"]
+    assert gpu["cuda_aware_mpi"] == {"aware": True, "why": "XMESH_CUDA_AWARE=1"}
+    use = report["would_use"]
+    assert use["nccl"]["usable"]
+    assert use["device_arrays"].startswith("nccl where all ranks say like=, because NCCL ")
+    assert use["device_arrays"].endswith(
+        "else mpi, device pointers given to it, because XMESH_CUDA_AWARE=1"
+    )
+    report = json.loads(doctor_run(code, **DOUBLE, XMESH_CUDA_AWARE="maybe"))
+    aware = report["ranks"][0]["gpu"]["cuda_aware_mpi"]
+    assert aware["aware"] is None
+    assert "must be 0, 1 or auto" in aware["why"]
+    text = doctor_run(DOCTOR.format(argv=["doctor"]), **DOUBLE, XMESH_CUDA_AWARE="0")
+    assert "Double of a GPU, device 0 of 1 (PCI 0000:3B:00.0), 1.0 GiB" in text
+    assert "CUDA-aware MPI  no: XMESH_CUDA_AWARE=0" in text
+
+
+def test_doctor_of_ranks_that_share_a_gpu():
+    pytest.importorskip("mpi4py")
+    try:
+        launcher = Launcher.find()
+    except XmeshError as error:
+        pytest.skip(str(error))
+    environ = {k: v for k, v in os.environ.items() if k not in NO_LAUNCHER}
+    child = subprocess.run(
+        launcher.command(2, ["-m", "xmesh", "doctor", "--json"]),
+        cwd=ROOT,
+        env={**environ, **DOUBLE},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert child.returncode == 0, child.stderr
+    report = json.loads(child.stdout)
+    (row,) = report["shared_gpus"]
+    assert (row["pci_bus_id"], row["ranks"]) == ("0000:3B:00.0", [0, 1])
+    assert (
+        "not nccl, because ranks 0,1 share GPU 0000:3B:00.0"
+        in (report["would_use"]["device_arrays"])
+    )
+
+
+def test_an_mpi_that_dies_of_device_pointers_is_tried_elsewhere():
+    pytest.importorskip("mpi4py")
+    environ = {**os.environ, **DOUBLE}
+    assert "status -11" in doctor_gpu.try_elsewhere(0, environ)
+    assert doctor_gpu.try_elsewhere(0, {**environ, "DOUBLE_CUDA_AWARE": "1"}) == ""
+    with pytest.raises(doctor_gpu.NotTriedError, match="cudaErrorNoDevice"):
+        doctor_gpu.try_elsewhere(0, {**environ, "DOUBLE_DEVICES": "0"})
+
+
+def test_why_nccl_is_used_or_not():
+    def use(*gpus):
+        return doctor_gpu.device_use([rank_report(r, gpu=gpu) for r, gpu in enumerate(gpus)], True)
+
+    other = gpu_of(device=gpu_of()["device"] | {"pci_bus_id": "0000:5E:00.0"})
+    found = use(gpu_of(), other)
+    assert found["nccl"] == {
+        "usable": True,
+        "why": "NCCL 2.27.3 is there and each rank has a GPU of its own",
+    }
+    assert found["device_messages"] == [
+        {"way": "staged", "why": "MPIX_Query_cuda_support says no", "ranks": [0, 1]}
+    ]
+    found = use(gpu_of(), other | {"nccl": {"missing": "no libnccl"}})
+    assert found["nccl"] == {"usable": False, "why": "rank 1: no libnccl"}
+    lacks = {"missing": "no device"}
+    found = use(gpu_of(), gpu_of(device=lacks))
+    assert found["device_arrays"] == (
+        "mpi, rank 0: staged through pinned memory, because MPIX_Query_cuda_support says no; "
+        "rank 1: no device arrays, because no device; not nccl, because rank 1: no device"
+    )
+    nothing = gpu_of(device_files=0, device=lacks, cupy=lacks, nccl=lacks)
+    assert use(nothing, nothing)["device_arrays"] == "none: no GPU is visible here"
+
+
+def test_ranks_with_alike_gpus_are_one_line():
+    free = gpu_of()["device"] | {"free_nbytes": 2**29}
+    everyone = [rank_report(0, gpu=gpu_of()), rank_report(1, gpu=gpu_of(device=free))]
+    texts = doctor_text._gpu_texts({"ranks": everyone, "shared_gpus": []})
+    assert texts["ranks 0,1"] == "G, device 0 of 1 (PCI 0000:3B:00.0), 2.0 GiB, 0.5 to 1.0 free"
+    assert texts["CuPy"] == "14"
+    everyone[1] = rank_report(1, gpu=gpu_of(cupy={"version": "13"}))
+    texts = doctor_text._gpu_texts({"ranks": everyone, "shared_gpus": []})
+    assert texts["CuPy"] == "rank 0: 14; rank 1: 13"
+    assert doctor.differences(everyone) == ["CuPy: 14 on rank 0; 13 on rank 1"]
 
 
 # --- The documents --------------------------------------------------------------------------------

