@@ -263,11 +263,16 @@ class Part:
             return False
         return self._work.enqueued
 
+    @property
+    def on_gpu(self) -> bool:
+        """A GPU has a share in it, which moves by itself."""
+        member = self.member
+        return member.nccl is not None or self._memories != (member.host, member.host)
+
     def let_wait(self, stream: Any) -> None:
         """Make a CUDA stream wait for what this call has given to the GPU, if anything."""
-        member = self.member
-        if member.nccl is not None or self._memories != (member.host, member.host):
-            member.gpu.let_wait(stream)
+        if self.on_gpu:
+            self.member.gpu.let_wait(stream)
 
     def step(self) -> bool:
         """Move on; True when anything happened."""

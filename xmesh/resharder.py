@@ -25,7 +25,7 @@ from xmesh.errors import (
 from xmesh.like import Kind, kind_of
 from xmesh.planner import Plan
 from xmesh.progress import seconds
-from xmesh.wait_policy import choose_pause, wanted_policy
+from xmesh.wait_policy import Pause, choose_pause, sleep, wanted_policy
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -325,6 +325,12 @@ class Request:
             raise self._error
         return self._results()
 
+    @property
+    def _pause(self) -> Pause | None:
+        """What a wait does; None where nothing ever moves once nothing does."""
+        pause = self._resharder._pause
+        return sleep if pause is None and any(part.on_gpu for part in self.parts) else pause
+
     def _results(self) -> Any:
         if not self._resharder._loopback:
             return self.parts[0].result() if self.parts else None
@@ -353,7 +359,7 @@ class Request:
         limit_s = resharder._timeout_s if timeout_s is None else seconds(timeout_s)
         if not self.over:
             resharder._binding.progress.wait(
-                _Enqueued(self), limit_s, lambda: self._time_out(limit_s), resharder._pause
+                _Enqueued(self), limit_s, lambda: self._time_out(limit_s), self._pause
             )
         if self.over:
             return self.wait(limit_s)
@@ -375,7 +381,7 @@ class Request:
         """
         if not self.over:
             self._resharder._binding.progress.wait(
-                self, timeout_s, lambda: self._time_out(timeout_s), self._resharder._pause
+                self, timeout_s, lambda: self._time_out(timeout_s), self._pause
             )
 
     def step(self) -> bool:
