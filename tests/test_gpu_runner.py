@@ -1,0 +1,45 @@
+"""`make test-gpu` on the double of CuPy: its tests work, then, before a GPU is there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def run(*argv, **environment):
+    pytest.importorskip("mpi4py")
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "XMESH_TEST_"))}
+    return subprocess.run(
+        [sys.executable, "tests/gpu/run.py", *argv],
+        cwd=ROOT,
+        env={**environ, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+@pytest.mark.timeout(300)
+def test_all_of_it_on_the_double():
+    done = run("--double", "--ranks=2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith("all ok\n")
+    assert "skipped" not in done.stdout
+    assert done.stdout.count(" passed in ") == 3
+
+
+def test_without_cupy_it_says_what_to_do(tmp_path):
+    (tmp_path / "cupy.py").write_text("raise ImportError('no CuPy here')\n")
+    done = run(PYTHONPATH=str(tmp_path))
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "no GPU that CuPy can use: ImportError: no CuPy here" in done.stderr
+    assert "make test-gpu CUPY=cupy-cuda12x" in done.stderr
