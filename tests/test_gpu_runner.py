@@ -1,4 +1,4 @@
-"""`make test-gpu` on the double of CuPy: its tests work, then, before a GPU is there."""
+"""`make test-gpu` and `make bench-gpu` on the double of CuPy: they work before a GPU is there."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def run(*argv, **environment):
+def run(*argv, program="tests/gpu/run.py", **environment):
     pytest.importorskip("mpi4py")
     environ = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "XMESH_TEST_"))}
     return subprocess.run(
-        [sys.executable, "tests/gpu/run.py", *argv],
+        [sys.executable, program, *argv],
         cwd=ROOT,
         env={**environ, **environment},
         stdin=subprocess.DEVNULL,
@@ -43,3 +43,12 @@ def test_without_cupy_it_says_what_to_do(tmp_path):
     assert done.stdout == ""
     assert "no GPU that CuPy can use: ImportError: no CuPy here" in done.stderr
     assert "make test-gpu CUPY=cupy-cuda12x" in done.stderr
+
+
+def test_the_benchmark_runs_and_gives_no_verdict_on_the_double():
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "double")])
+    done = run("--quick", program="benchmarks/gpu.py", PYTHONPATH=path)
+    assert done.returncode == 0, done.stderr
+    assert "Packing on the GPU" in done.stdout
+    assert "A call between 2 ranks on one GPU" in done.stdout
+    assert "No verdict: this CuPy is the double" in done.stdout
