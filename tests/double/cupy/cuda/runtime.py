@@ -98,7 +98,7 @@ def memsetAsync(ptr, value, size, stream):
 def eventRecord(event, stream):
     from cupy.cuda import stream as streams  # which imports this module
 
-    streams._record(streams.event_at(event), stream)
+    streams._record(streams._event_at(event), stream)
 
 
 def streamSynchronize(stream):

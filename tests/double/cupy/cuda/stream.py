@@ -57,7 +57,7 @@ class Event:
 _events: weakref.WeakValueDictionary[int, Event] = weakref.WeakValueDictionary()
 
 
-def event_at(pointer: int) -> Event:
+def _event_at(pointer: int) -> Event:
     """The event that the runtime is asked for."""
     if pointer not in _events:
         raise explained(CUDARuntimeError, 400, f"there is no event {pointer}")
