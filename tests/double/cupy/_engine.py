@@ -243,8 +243,8 @@ def is_done(stream_ptr: int) -> bool:
     """Whether everything in a stream is done."""
     collect()
     stream = stream_of(stream_ptr)
-    check(stream.device)
-    with _lock:
+    with _lock:  # at once, as an error empties the streams
+        check(stream.device)
         streams = [stream]
         if stream.pointer == 0:
             streams += [other for other in _busy if _wait_for_each_other(stream, other)]
