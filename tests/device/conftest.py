@@ -16,6 +16,8 @@ ON_GPU = os.environ.get("XMESH_TEST_GPU") == "1"
 # its environment then.
 if not ON_GPU:
     sys.path.insert(0, str(DOUBLE))
+    # Who waits by looking again and again must let the thread run that stands for the GPU.
+    sys.setswitchinterval(1e-4)
     run_dir = os.environ.get(mpi_rank.RUN_DIR)
     if run_dir is not None:  # a rank: with a GPU of its own, and what all ranks of the run share
         rank = mpi_rank.from_launcher(mpi_rank.RANK_VARIABLES) or 0
