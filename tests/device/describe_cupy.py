@@ -101,7 +101,7 @@ def parameters(function: Any) -> list[dict[str, Any]] | None:
             "default": None if each.default is each.empty else str(each.default),
         }
         for each in found.parameters.values()
-        if each.name != "self"
+        if each.name not in ("self", "cls")
     ]
 
 

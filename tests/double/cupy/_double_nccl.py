@@ -20,7 +20,7 @@ def created() -> int:
 
 def live() -> int:
     """Communicators of this process that are neither destroyed nor aborted."""
-    nccl.destroy_deserted()
+    nccl._destroy_deserted()
     return counts.created - counts.freed
 
 

@@ -259,7 +259,7 @@ class NcclCommunicator:
         counts.created += 1
 
     def _living(self) -> Membership:
-        destroy_deserted()
+        _destroy_deserted()
         if self._membership is None:
             raise NcclError(_wire.INVALID_ARGUMENT, _detail="destroyed or aborted, or never made")
         return self._membership
@@ -362,7 +362,7 @@ if _CUPY_13:
 _deserted: collections.deque[Membership] = collections.deque()
 
 
-def destroy_deserted() -> None:
+def _destroy_deserted() -> None:
     """Do what destructors have left to do."""
     while _deserted:
         _destroyed(_deserted.popleft())

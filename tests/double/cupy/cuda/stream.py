@@ -161,8 +161,20 @@ class Stream(_BaseStream):
             super().__init__(_engine.make_stream(device, not non_blocking), device)
 
     def __del__(self):
-        if getattr(self, "ptr", 0) != 0:
+        if getattr(self, "ptr", 0) != 0 and not hasattr(self, "_foreign"):
             _engine.later(_engine.destroy_stream, self.ptr)
+
+    if not _settings.CUPY_VERSION.startswith("13."):
+
+        @classmethod
+        def from_external(cls, obj):
+            version, pointer = obj.__cuda_stream__()
+            if version != 0:
+                raise TypeError(f"version {version} of the CUDA stream protocol")
+            stream = cls.__new__(cls)
+            _BaseStream.__init__(stream, int(pointer), -1)
+            stream._foreign = obj
+            return stream
 
 
 Stream.null = Stream(null=True)
