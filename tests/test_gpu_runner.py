@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from xmesh.errors import XmeshError
+from xmesh.mpiexec import Launcher
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -52,3 +56,30 @@ def test_the_benchmark_runs_and_gives_no_verdict_on_the_double():
     assert "Packing on the GPU" in done.stdout
     assert "A call between 2 ranks on one GPU" in done.stdout
     assert "No verdict: this CuPy is the double" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("document", "ranks", "said"),
+    [("README.md", 2, "524288.0 by mpi because"), ("docs/gpu.md", 4, "by mpi because NCCL cannot be used")],
+)
+def test_the_code_in_the_documents_runs(tmp_path, document, ranks, said):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
+    (block,) = (block for block in blocks if "import cupy" in block)
+    program = tmp_path / "program.py"
+    program.write_text(block)
+    try:
+        words = Launcher.find().command(ranks, [str(program)])
+    except XmeshError as error:
+        pytest.skip(str(error))
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "double")])
+    done = subprocess.run(
+        words,
+        env={**os.environ, "PYTHONPATH": path, "DOUBLE_CACHE": str(tmp_path)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert said in done.stdout
