@@ -60,7 +60,10 @@ def test_the_benchmark_runs_and_gives_no_verdict_on_the_double():
 
 @pytest.mark.parametrize(
     ("document", "ranks", "said"),
-    [("README.md", 2, "524288.0 by mpi because"), ("docs/gpu.md", 4, "by mpi because NCCL cannot be used")],
+    [
+        ("README.md", 2, "524288.0 by mpi because"),
+        ("docs/gpu.md", 4, "by mpi because NCCL cannot be used"),
+    ],
 )
 def test_the_code_in_the_documents_runs(tmp_path, document, ranks, said):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
