@@ -22,7 +22,8 @@ def test_chunks_are_copied_while_others_travel(monkeypatch):
         chunk_nbytes=CHUNK,
         name="field",
     )
-    both, most = [], []
+    both: list[bool] = []
+    most: list[int] = []
     step = Execution.step
 
     def look(self):
