@@ -129,10 +129,14 @@ def bind(
         from xmesh.nccl.bind import bind_nccl
 
         try:
-            bind_nccl(bound, plan, context, gpu, timeout_s, must=chosen == "nccl")
+            bound.nccl, bound.why = bind_nccl(
+                endpoint, plan, context, gpu, timeout_s, must=chosen == "nccl"
+            )
         except BaseException:
             bound.release()
             raise
+        if bound.nccl is not None:
+            bound.transport = "nccl"
     return bound
 
 

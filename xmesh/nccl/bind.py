@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from xmesh.device.gpu import Gpu
 from xmesh.errors import TransportError, XmeshError
 from xmesh.nccl.communicators import (
@@ -19,29 +17,32 @@ from xmesh.nccl.program import compile_nccl
 from xmesh.planner import Plan
 from xmesh.transport.mpi import MpiContext, MpiEndpoint
 
-if TYPE_CHECKING:
-    from xmesh.binding import Binding
-
 
 def bind_nccl(
-    bound: Binding, plan: Plan, context: MpiContext, gpu: Gpu | None, timeout_s: float, must: bool
-) -> None:
-    """Give a binding NCCL in place of messages; all ranks of the plan call it.
+    endpoint: MpiEndpoint,
+    plan: Plan,
+    context: MpiContext,
+    gpu: Gpu | None,
+    timeout_s: float,
+    must: bool,
+) -> tuple[NcclLink | None, str]:
+    """What takes the place of messages where all ranks can use NCCL; all of them call it.
 
     Args:
-        bound: over MPI; NCCL is added to it where all ranks can use it.
+        endpoint: all ranks of the plan.
         plan: the plan.
         context: of the user's communicator.
         gpu: of this rank.
         timeout_s: seconds for each of the steps.
         must: else "auto": where NCCL cannot be used, it stays with messages.
 
+    Returns:
+        The link, or None where it stays with messages; and why.
+
     Raises:
         TransportError: NCCL must be used and cannot; on all ranks alike.
         TransferTimeout: a rank stayed away.
     """
-    (endpoint,) = bound.endpoints
-    assert isinstance(endpoint, MpiEndpoint)
     subject = f"tensor {plan.name!r}, {plan.src} -> {plan.dst}"
     try:
         version = version_text(load_nccl().get_version())
@@ -59,8 +60,7 @@ def bind_nccl(
     except TransportError as error:
         if must:
             raise
-        bound.why = f"NCCL cannot be used: {error}"
-        return
+        return None, f"NCCL cannot be used: {error}"
     assert gpu is not None
     program = compile_nccl(plan, endpoint.rank)
     try:
@@ -68,10 +68,8 @@ def bind_nccl(
     except TransportError as error:  # of all ranks alike
         if must:
             raise
-        bound.why = f"NCCL cannot be used: {error}"
-        return
+        return None, f"NCCL cannot be used: {error}"
     kept = Communicators.of(context)
-    bound.nccl = NcclLink(plan, program, endpoint, communicators, kept, gpu, context.progress)
-    bound.transport = "nccl"
+    link = NcclLink(plan, program, endpoint, communicators, kept, gpu, context.progress)
     versions = sorted({state["version"] for state in heard.of_rank.values()})
-    bound.why = f"NCCL {' and '.join(versions)}, a GPU of its own for each rank"
+    return link, f"NCCL {' and '.join(versions)}, a GPU of its own for each rank"
