@@ -101,7 +101,7 @@ def main() -> int:
                 times_s: dict[str, list[float]] = {name: [] for name in POLICIES}
                 for _ in range(REPEATS):  # in turns, so that a noisy moment hits them all
                     for name, pause in POLICIES.items():
-                        reshard._pause = pause
+                        reshard.pause = pause
                         times_s[name].append(timed_s(comm, partial(reshard, local, out)))
             for name, seconds in times_s.items():
                 rows[name].append(statistics.median(seconds))

@@ -301,12 +301,6 @@ def test_cupy_that_is_not_there(monkeypatch):
         kind_of(OnGPU(np.zeros(3), 0))
 
 
-def test_no_transport_moves_arrays_on_a_gpu(cupy):
-    text = said(values_of(), cupy)
-    assert "out must lie in host memory for this transport" in text
-    assert "new arrays on a GPU" in text
-
-
 def test_kinds_that_are_numpys():
     for like in (None, np, np.zeros(3), bytearray(3), np.ma.masked_array([1]).data, np.float32(1)):
         assert kind_of(like) is NUMPY

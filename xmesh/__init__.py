@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from xmesh.mesh import DeviceMesh
     from xmesh.one_call import reshard
     from xmesh.planner import CostModel, Plan, plan
-    from xmesh.resharder import Request, Resharder
+    from xmesh.request import Request
+    from xmesh.resharder import Resharder
     from xmesh.spec import ShardingSpec
     from xmesh.topology import Topology
     from xmesh.trace import Trace

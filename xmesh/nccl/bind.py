@@ -49,7 +49,7 @@ def bind_nccl(
         assert gpu is not None  # an error otherwise, before ranks agreed
         told = {"gpu": gpu_name(gpu), "why": "", "version": version}
     except XmeshError as error:
-        told = {"gpu": "", "why": str(error).replace("\n", ";")}
+        told = {"gpu": "", "why": _one_line(error)}
     heard = tell(context, endpoint, told, timeout_s, subject)
     try:
         for rank, state in sorted(heard.of_rank.items()):
@@ -60,7 +60,7 @@ def bind_nccl(
     except TransportError as error:
         if must:
             raise
-        return None, f"NCCL cannot be used: {error}"
+        return None, f"NCCL cannot be used: {_one_line(error)}"
     assert gpu is not None
     program = compile_nccl(plan, endpoint.rank)
     try:
@@ -68,8 +68,15 @@ def bind_nccl(
     except TransportError as error:  # of all ranks alike
         if must:
             raise
-        return None, f"NCCL cannot be used: {error}"
+        return None, f"NCCL cannot be used: {_one_line(error)}"
     kept = Communicators.of(context)
     link = NcclLink(plan, program, endpoint, communicators, kept, gpu, context.progress)
     versions = sorted({state["version"] for state in heard.of_rank.values()})
     return link, f"NCCL {' and '.join(versions)}, a GPU of its own for each rank"
+
+
+def _one_line(error: Exception) -> str:
+    """The rule and the values of an error."""
+    rule, *more = str(error).splitlines()
+    values = [line.partition(":")[2].strip() for line in more if line.startswith("  values:")]
+    return ": ".join([rule, *values])

@@ -309,7 +309,9 @@ class _Maker:
             error = failure
         try:
             told = failed(error) if error is not None else {}
-            tell(self._context, self._endpoint, told, self._timeout_s, self._subject).raise_first()
+            # A rank that failed at once waits here for those that wait in vain for it.
+            limit_s = 2 * self._timeout_s
+            tell(self._context, self._endpoint, told, limit_s, self._subject).raise_first()
         except XmeshError:
             for communicator, _ in self._made:
                 communicator.abort("it was not made on all ranks")

@@ -17,7 +17,7 @@ from xmesh.pipeline.wiring import Message
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from xmesh.resharder import Request
+    from xmesh.request import Request
 
 
 @dataclass

@@ -19,7 +19,8 @@ from xmesh.pipeline.background import Background
 from xmesh.pipeline.callbacks import Backward, BackwardInput, Forward
 from xmesh.pipeline.gradients import Gradients, TiedSum, as_array
 from xmesh.pipeline.wiring import Message
-from xmesh.resharder import Request, Resharder
+from xmesh.request import Request
+from xmesh.resharder import Resharder
 
 if TYPE_CHECKING:
     from xmesh.pipeline.driver import Driver
