@@ -13,6 +13,7 @@ import pytest
 import strategies
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from late import Late
 
 import xmesh
 from xmesh import CostModel, DeviceMesh, Layout, Plan, Resharder, Topology
@@ -22,18 +23,7 @@ from xmesh.memory import HostMemory
 from xmesh.planner import STRATEGIES
 from xmesh.program import compile_program
 from xmesh.staging import Staging
-from xmesh.transport.loopback import LoopbackEndpoint, LoopbackGroup
-
-
-class Late(LoopbackEndpoint):
-    """Reports completions late and in part, as a network does."""
-
-    def __init__(self, group: LoopbackGroup, rank: int, rng: random.Random) -> None:
-        super().__init__(group, rank)
-        self._rng = rng
-
-    def completed(self, handles: Sequence[Any]) -> list[tuple[int, int]]:
-        return [entry for entry in super().completed(handles) if self._rng.random() < 0.6]
+from xmesh.transport.loopback import LoopbackGroup
 
 
 class Ranks:
