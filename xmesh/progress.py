@@ -1,12 +1,14 @@
-"""Progress: everything in flight on one communicator moves on whenever anyone waits.
+"""Progress: everything in flight in this process moves on whenever anyone waits.
 
-A rank that waits for one transfer may be the relay of another, so a wait steps them all.
+A rank that waits for one transfer may be the relay of another, so a wait steps them all; also those
+on other communicators, for another rank may wait for those first.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Protocol
 
@@ -43,15 +45,20 @@ class Steppable(Protocol):
 
 
 class Progress:
-    """What is in flight, and the loop that waits for it.
+    """What is in flight on one communicator, and the loop that waits for it.
+
+    Args:
+        siblings: all of this process, which it joins; None where it is the only one.
 
     Attributes:
         lock: held while anything in flight is looked at or changed. A thread may move transfers on
             while another one computes, and starts some of its own in between.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, siblings: weakref.WeakSet[Progress] | None = None) -> None:
         self.lock = threading.RLock()
+        self._siblings = weakref.WeakSet() if siblings is None else siblings
+        self._siblings.add(self)
         self._active: list[Steppable] = []
 
     def add(self, item: Steppable) -> None:
@@ -98,5 +105,16 @@ class Progress:
             if time.monotonic() > deadline or (pause is None and idle > 10_000):
                 with self.lock:
                     raise give_up()
-            if idle and pause is not None:
+            if idle and pause is not None and not self._step_others():
                 pause(idle)
+
+    def _step_others(self) -> bool:
+        """Move on what is in flight on other communicators, unless another thread does."""
+        moved = False
+        for other in tuple(self._siblings):
+            if other is not self and other._active and other.lock.acquire(blocking=False):
+                try:
+                    moved |= other.step()
+                finally:
+                    other.lock.release()
+        return moved

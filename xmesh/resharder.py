@@ -159,8 +159,9 @@ class Resharder:
     def start(self, local: Any = None, out: Any = None) -> Request:
         """Begin to reshard; all ranks of the plan call it, in the same order.
 
-        Progress is made while anyone on this communicator waits or tests. The first call compares
-        the arguments of all ranks before a byte moves; later calls exchange nothing but data.
+        Progress is made while anyone in this process waits, or tests a call on this communicator.
+        The first call compares the arguments of all ranks before a byte moves; later calls exchange
+        nothing but data.
 
         Args:
             local: on ranks of the source layout the array they hold (one array for each box where

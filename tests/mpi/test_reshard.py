@@ -113,6 +113,26 @@ def test_a_duplicate_has_a_context_of_its_own(comm):
         draws.together(comm, call.problem(reshard(call.local, call.out)))
 
 
+def test_communicators_are_waited_for_in_opposite_orders(comm):
+    """A wait on one moves the other on, too: its own ranks may wait there first."""
+    duplicate = comm.Dup()
+    mesh = DeviceMesh.arange((comm.size,))
+    shape = (comm.size, 40_000)
+    src, dst = Layout(mesh, "S0 R", shape), Layout(mesh, "R S0", shape)
+    plan = xmesh.plan(src, dst, "<i4", scheduler="naive", chunk_nbytes=4096)
+    both = [Resharder(plan, where, timeout_s=30) for where in (comm, duplicate)]
+    problem = ""
+    for turn in range(3):
+        calls = [Call(plan, comm.rank, 2 * turn + i) for i in range(2)]
+        begun = [r.start(c.local, c.out) for r, c in zip(both, calls, strict=True)]
+        for i in (0, 1) if comm.rank % 2 else (1, 0):
+            problem = problem or calls[i].problem(begun[i].wait())
+    for reshard in both:
+        reshard.close()
+    duplicate.Free()
+    draws.together(comm, problem)
+
+
 def test_one_call(comm):
     """The dtype is known to source ranks only; topology and World may be given."""
     rng = np.random.default_rng(11)

@@ -10,6 +10,7 @@ import atexit
 import functools
 import os
 import time
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -52,8 +53,12 @@ class MpiContext:
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.comm = comm
+        #: What moves transfers on, on all communicators of this process.
+        self._siblings: weakref.WeakSet[Progress] = weakref.WeakSet()
+        if comm != MPI.COMM_SELF:  # what belongs to the process is kept there
+            self._siblings = MpiContext.of(MPI.COMM_SELF)._siblings
         #: Whoever waits for one transfer on this communicator moves them all on.
-        self.progress = Progress()
+        self.progress = Progress(self._siblings)
         #: Some set-up on this communicator timed out.
         self.gave_up = False
         self._endpoints: dict[tuple[int, ...], MpiEndpoint] = {}
