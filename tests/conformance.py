@@ -103,7 +103,8 @@ class OverMpi(World):
     def resharder(self, plan: Plan, **options: Any) -> Resharder:
         (rank,) = self.ranks
         like = cupy if self.on_device(rank) else None
-        return Resharder(plan, self._comm, transport=self._transport, like=like, **options)
+        options = {"timeout_s": 45, "transport": self._transport, "like": like, **options}
+        return Resharder(plan, self._comm, **options)
 
     def start(self, reshard: Resharder, local: dict[int, Any], out: dict[int, Any]) -> Any:
         (rank,) = self.ranks

@@ -126,12 +126,32 @@ def test_what_a_cuda_array_interface_says():
     assert (found.shape, found.addresses.strides, found.pointer) == ((2, 3), (4, 8), POINTER)
     assert (found.dtype, found.stream, found.writable) == (np.dtype("<f4"), 7, False)
     assert found.owner is value
-    found = on_gpu(cuda(strides=None, version=2))
+    found = on_gpu(cuda(strides=None, version=3, stream=None))  # nothing needs to be waited for
     assert (found.addresses.strides, found.stream, found.writable) == ((12, 4), None, True)
     assert on_gpu(cuda(typestr=">f4")).dtype == np.dtype(">f4")
     assert on_gpu(cuda(shape=())).shape == ()
     assert on_gpu(cuda(shape=(0, 3), data=(0, False))).pointer == 0
     assert on_gpu(found) is found
+
+
+def test_an_interface_older_than_streams_has_dlpack_order_them():
+    """PyTorch's and JAX's name no stream, and were read before they were written."""
+    for old in (cuda(version=2), cuda(version=3, stream=...)):
+        assert on_gpu(old).stream == 1  # what was given to the default stream, at least
+    asked = []
+
+    def lend(**options: Any) -> Any:
+        asked.append(options.get("stream"))
+        raise BufferError("of an element type that DLPack lacks")
+
+    value = has(
+        __cuda_array_interface__=interface(version=2),
+        __dlpack__=lambda self, **options: lend(**options),
+        __dlpack_device__=lambda self: (2, 0),
+    )
+    assert on_gpu(value).stream == 1
+    assert asked
+    assert set(asked) == {1}
 
 
 @pytest.mark.parametrize(

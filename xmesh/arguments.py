@@ -210,6 +210,11 @@ def _writable(array: AnyArray) -> bool:
     return array.writable if isinstance(array, DeviceArray) else array.flags.writeable
 
 
+def overlap(some: Sequence[AnyArray], others: Sequence[AnyArray]) -> bool:
+    """Some element is in an array of both."""
+    return any(_overlap(one, other) for one in some for other in others)
+
+
 def _overlap(one: AnyArray, other: AnyArray) -> bool:
     """Some element is in both; also where that would take long to find out."""
     first, second = _addresses(one), _addresses(other)  # no two memories have one address

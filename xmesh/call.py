@@ -14,6 +14,7 @@ from xmesh.arguments import (
     check_out,
     check_overlap,
     check_same_memory,
+    overlap,
     sinks,
 )
 from xmesh.device.array import DeviceArray
@@ -31,6 +32,7 @@ from xmesh.transport.base import Endpoint
 
 if TYPE_CHECKING:
     from xmesh.nccl.link import NcclLink
+    from xmesh.request import Request
 
 #: Calls of one resharder that may be in flight; each has tags of its own.
 CALLS_IN_FLIGHT = 31
@@ -151,7 +153,7 @@ class Part:
         out: Any,
         call: int,
         first_tag: int,
-        in_flight: Sequence[Part],
+        in_flight: Sequence[Request],
     ) -> None:
         self.member = member
         self._given_out = out
@@ -198,7 +200,7 @@ class Part:
         else:
             self._begin()
 
-    def _take(self, local: Any, out: Any, in_flight: Sequence[Part]) -> None:
+    def _take(self, local: Any, out: Any, in_flight: Sequence[Request]) -> None:
         """Look at the arguments, and find memory for what they need."""
         member = self.member
         plan, rank, program = member.plan, member.rank, member.program
@@ -209,15 +211,35 @@ class Part:
         outputs = self._outputs
         if sources and outputs:
             check_overlap(plan, rank, sources, outputs)
-        for other in in_flight:
-            # What an unfinished call reads or writes must be left alone.
-            check_overlap(plan, rank, other._sources or (), outputs)
-            check_overlap(plan, rank, [*sources, *outputs], other._outputs)
+        for request in in_flight:
+            self._leave_alone(request, sources, outputs)
         if member.nccl is not None:
             self._fences = member.nccl.ready(sources, outputs)
         elif _on_gpu(sources) or _on_gpu(outputs):
             self._take_on_gpu(sources)
         self._sources = sources
+
+    def _leave_alone(
+        self, request: Request, sources: Sequence[AnyArray], outputs: Sequence[AnyArray]
+    ) -> None:
+        """Refuse what an unfinished call reads or writes, unless the GPU has all of it already."""
+        (other,) = (part for part in request.parts if part.member is self.member)
+        if not (
+            overlap(other._sources or (), outputs) or overlap([*sources, *outputs], other._outputs)
+        ):
+            return
+        if request.enqueued:
+            # A stream of the caller's may have waited for it: then this is no mistake.
+            request.finish_now()
+            return
+        raise ArrayError(
+            explain(
+                "local and out must not share memory with what a call in flight reads or writes",
+                values=f"call {request.call} has not ended",
+                context=self._where,
+                remedy="wait for it first, or pass another buffer",
+            )
+        )
 
     def _take_on_gpu(self, sources: Sequence[AnyArray]) -> None:
         """Find the memory that arrays lie in, and what must end before they are touched."""

@@ -7,6 +7,7 @@ and last ``__array__``, which may copy.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -104,6 +105,8 @@ def _by_cuda_interface(value: Any, writable: bool) -> DeviceArray | None:
             )
         )
     stream = interface.get("stream")
+    if "stream" not in interface or interface.get("version", 0) < 3:
+        stream = _ordered_before_default(value)
     if stream == 0:
         raise ArrayError(
             explain(
@@ -128,6 +131,19 @@ def _by_cuda_interface(value: Any, writable: bool) -> DeviceArray | None:
         stream=stream,
         owner=value,
     )
+
+
+def _ordered_before_default(value: Any) -> int:
+    """The legacy default stream, after what was written to an array whose interface names none.
+
+    So it is with PyTorch's and JAX's: their interface is older than streams, and DLPack has the
+    array's own stream waited for.
+    """
+    if hasattr(value, "__dlpack__"):
+        # Of an element type that DLPack lacks, say: then the default stream must do.
+        with contextlib.suppress(Exception):
+            dlpack.borrow(value, stream=dlpack.LEGACY_STREAM)
+    return dlpack.LEGACY_STREAM
 
 
 def _dtype_of(value: Any, typestr: str) -> np.dtype[Any] | None:

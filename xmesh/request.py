@@ -118,6 +118,14 @@ class Request:
         """Not over yet, but everything left has been given to the GPU."""
         return all(part.over or part.enqueued for part in self.parts)
 
+    def finish_now(self) -> None:
+        """Wait until it is over, for the resharder's time-out; what went wrong, ``wait`` tells.
+
+        Raises:
+            TransferTimeout: time ran out; the resharder is closed then.
+        """
+        self.finish(self._resharder.timeout_s)
+
     def finish(self, timeout_s: float) -> None:
         """Wait until the call is over, be it done or failed.
 

@@ -206,17 +206,13 @@ class Resharder:
 
     def _start(self, local: Any, out: Any) -> Request:
         loopback = self.loopback
-        parts = []
+        parts, in_flight = [], tuple(self._in_flight)
         for member in self._members:
             mine = (local or {}).get(member.rank) if loopback else local
             target = (out or {}).get(member.rank) if loopback else out
-            others = [
-                part
-                for request in self._in_flight
-                for part in request.parts
-                if part.member is member
-            ]
-            parts.append(Part(member, mine, target, self._calls, self._binding.first_tag, others))
+            parts.append(
+                Part(member, mine, target, self._calls, self._binding.first_tag, in_flight)
+            )
         request = Request(self, parts, self._calls)
         self._calls += 1
         request.step()

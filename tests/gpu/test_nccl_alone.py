@@ -14,8 +14,9 @@ from xmesh.agreement import Record
 from xmesh.binding import connect, context_of
 from xmesh.device.gpu import Gpu
 from xmesh.errors import TransportError
-from xmesh.nccl.communicators import Communicators, connect_all
+from xmesh.nccl.communicators import Communicators, abort_all
 from xmesh.nccl.library import can_split, load_nccl
+from xmesh.nccl.making import connect_all
 
 try:
     nccl = load_nccl()
@@ -67,7 +68,7 @@ def test_a_communicator_of_one_is_made_shared_and_freed(alone):
     for _ in range(5):
         first = connect_all(context, endpoint, [(0,)], gpu, 60, "a test")
         again = connect_all(context, endpoint, [(0,)], gpu, 60, "a test")
-        (communicator,) = first.values()
+        (communicator,) = first.of_group.values()
         assert again == first
         assert communicator.users == 2
         broadcast(gpu, communicator.handle)
@@ -82,7 +83,7 @@ def test_a_split_communicator(alone):
         pytest.skip("this CuPy or this NCCL cannot split")
     context, endpoint = alone
     gpu = Gpu()
-    (parent,) = connect_all(context, endpoint, [(0,)], gpu, 60, "a test").values()
+    (parent,) = connect_all(context, endpoint, [(0,)], gpu, 60, "a test").of_group.values()
     with gpu.here():
         child = parent.handle.commSplit(0, 0)
     broadcast(gpu, child)
@@ -95,11 +96,11 @@ def test_a_split_communicator(alone):
 def test_an_aborted_communicator_is_not_used_again(alone):
     context, endpoint = alone
     gpu = Gpu()
-    (communicator,) = connect_all(context, endpoint, [(0,)], gpu, 60, "a test").values()
-    communicator.abort("the test says so")
+    (communicator,) = connect_all(context, endpoint, [(0,)], gpu, 60, "a test").of_group.values()
+    abort_all([communicator], "the test says so")
     kept = Communicators.of(context)
     assert kept.sound((0,)) is None
-    (other,) = connect_all(context, endpoint, [(0,)], gpu, 60, "a test").values()
+    (other,) = connect_all(context, endpoint, [(0,)], gpu, 60, "a test").of_group.values()
     assert other is not communicator
     broadcast(gpu, other.handle)
     kept.release([other])

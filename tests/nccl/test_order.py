@@ -46,23 +46,21 @@ class Gpus:
 
 
 class Execution:
-    """In place of NcclExecution: launches at its first step."""
+    """In place of NcclExecution: launched once it is made, as the launcher keeps the order."""
 
-    def __init__(self, program: Any, communicators: Any, memory: Any, slots: Any, *arrays: Any):
+    launched = True
+
+    def __init__(self, program: Any, communicators: Any, memory: Any, slots: Any, *rest: Any):
         self._gpus, self._process = program
-        ((self._call,), _, _) = arrays
-        self.launched = False
+        (_, (self._call,), _) = rest
+        self._gpus.launch(self._process, self._call)
 
     @property
     def done(self) -> bool:
-        return self.launched and self._gpus.done(self._process, self._call)
+        return bool(self._gpus.done(self._process, self._call))
 
     def step(self) -> bool:
-        if self.launched:
-            return False
-        self._gpus.launch(self._process, self._call)
-        self.launched = True
-        return True
+        return False
 
 
 class Simulation:
@@ -85,7 +83,8 @@ class Simulation:
                 progress = SimpleNamespace(lock=locks[rank][number % 2])
                 link = SimpleNamespace(endpoint=Late(group, rank, rng), order=orders[rank])
                 link.progress, link.program = progress, (self.gpus, rank)
-                link.communicators = link.memory = link.slots = None
+                link.communicators = link.memory = link.slots = link.launcher = None
+                link.plan = SimpleNamespace(name=f"of {ranks}")
                 self.links[number, rank] = link
         self.groups = groups
         self.calls: dict[tuple[Any, int], nccl_link.NcclCall] = {}

@@ -21,6 +21,8 @@ from xmesh.errors import TransportError, explain
 
 #: Runs of memory from this size on are left to the copy engines.
 _ENGINE_NBYTES = 64 * 2**10
+#: cudaErrorNotReady
+_NOT_READY = 600
 
 
 def load_cupy() -> Any:
@@ -60,6 +62,35 @@ def current_device(cupy: Any) -> int:
             remedy="look at nvidia-smi, CUDA_VISIBLE_DEVICES and `xmesh doctor` on this host",
         )
     )
+
+
+class Fence:
+    """An event of CUDA, looked at without waiting.
+
+    CuPy's own ``Event.done`` says no for ever when the GPU has met an error.
+
+    Args:
+        runtime: ``cupy.cuda.runtime``.
+        event: CuPy's.
+    """
+
+    def __init__(self, runtime: Any, event: Any) -> None:
+        self._runtime, self.event = runtime, event
+        self._done = False
+
+    @property
+    def done(self) -> bool:
+        """Everything before it has ended.
+
+        Raises:
+            CUDARuntimeError: the GPU has met an error.
+        """
+        if not self._done:
+            status = self._runtime.eventQuery(self.event.ptr)
+            if status not in (0, _NOT_READY):
+                raise self._runtime.CUDARuntimeError(status)
+            self._done = status == 0
+        return self._done
 
 
 class DeviceBytes:
@@ -106,11 +137,16 @@ class Gpu:
     def __init__(self, device: int | None = None) -> None:
         self.cupy = cupy = load_cupy()
         self.device = current_device(cupy) if device is None else device
-        with self.here():
-            self.outgoing = cupy.cuda.Stream(non_blocking=True)
-            self.incoming = cupy.cuda.Stream(non_blocking=True)
-            #: For NCCL: what goes out, and what comes in.
-            self.network = tuple(cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+        try:
+            with self.here():
+                self.outgoing = cupy.cuda.Stream(non_blocking=True)
+                self.incoming = cupy.cuda.Stream(non_blocking=True)
+                #: For NCCL: what goes out, and what comes in.
+                self.network = tuple(cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+                #: The GPU itself, whatever its number in this process: its place on the PCI bus.
+                self.bus = str(cupy.cuda.runtime.deviceGetPCIBusId(self.device))
+        except Exception as error:
+            raise self._unusable(error) from error
 
     def here(self) -> Any:
         """A context in which this GPU is the thread's current one."""
@@ -122,9 +158,26 @@ class Gpu:
         return {word: module.get_function(f"copy_{word}") for word in (1, 2, 4, 8, 16)}
 
     def compile(self) -> None:
-        """Have the kernels ready before they are needed."""
-        with self.here():
-            _ = self._kernels
+        """Have the kernels ready before they are needed.
+
+        Raises:
+            TransportError: they cannot be made here.
+        """
+        try:
+            with self.here():
+                _ = self._kernels
+        except Exception as error:
+            raise self._unusable(error) from error
+
+    def _unusable(self, error: Exception) -> TransportError:
+        return TransportError(
+            explain(
+                f"GPU {self.device} must be usable: streams, memory and kernels",
+                values=f"{type(error).__name__}: {error}",
+                remedy="look at nvidia-smi and `xmesh doctor` on this host; this CuPy may be for "
+                "another CUDA",
+            )
+        )
 
     # --- Memory -----------------------------------------------------------------------------------
 
@@ -143,29 +196,31 @@ class Gpu:
                 raise MemoryError(f"{nbytes} bytes of pinned host memory: {error}") from error
 
     def device_bytes(self, nbytes: int) -> DeviceBytes:
-        """Memory of the GPU, ready for work on both streams.
+        """Memory of the GPU, ready for work on our streams.
 
         Raises:
             MemoryError: there is not enough.
         """
-        with self.here(), self.outgoing:
+        # CuPy's pool keeps memory by stream: of the default one others can use it again later.
+        stream = self.cupy.cuda.Stream.null
+        with self.here(), stream:
             memory = self.cupy.cuda.alloc(max(1, nbytes))
-        # CuPy's pool orders memory by stream: it may have been freed on this one a moment ago.
-        self.order(self.outgoing, self.incoming)
+        # It may have been freed there a moment ago.
+        self.order(stream, self.outgoing, self.incoming, *self.network)
         return DeviceBytes(int(memory.ptr), nbytes, memory)
 
     # --- Order ------------------------------------------------------------------------------------
 
-    def fence(self, stream: Any) -> Any:
-        """An event after all that was given to a stream so far; has ``done``."""
+    def fence(self, stream: Any) -> Fence:
+        """What has ended once all that was given to a stream so far has."""
         with self.here():
             event = self.cupy.cuda.Event(disable_timing=True)
             event.record(stream)
-            return event
+            return Fence(self.cupy.cuda.runtime, event)
 
     def order(self, first: Any, *later: Any) -> None:
         """Let streams wait for all that was given to a first one so far; the host does not."""
-        event = self.fence(first)
+        event = self.fence(first).event
         for stream in later:
             stream.wait_event(event)
 
@@ -179,17 +234,17 @@ class Gpu:
             if stream is None:
                 stream = self.cupy.cuda.get_current_stream()
             for ours in (self.outgoing, self.incoming, *self.network):
-                stream.wait_event(self.fence(ours))
+                stream.wait_event(self.fence(ours).event)
 
-    def producers(self, arrays: Sequence[DeviceArray]) -> list[Any]:
-        """Events after what was given to the streams that arrays are said to depend on."""
+    def producers(self, arrays: Sequence[DeviceArray]) -> list[Fence]:
+        """Fences after what was given to the streams that arrays are said to depend on."""
         events = []
         with self.here():
             for pointer in dict.fromkeys(a.stream for a in arrays if a.stream is not None):
                 # By its number: CuPy 13 and 14 wrap streams of others in different classes.
                 event = self.cupy.cuda.Event(disable_timing=True)
                 self.cupy.cuda.runtime.eventRecord(event.ptr, pointer)
-                events.append(event)
+                events.append(Fence(self.cupy.cuda.runtime, event))
         return events
 
     # --- Copies -----------------------------------------------------------------------------------

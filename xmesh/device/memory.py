@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 from xmesh.arrays import Buffer
 from xmesh.device.array import DeviceArray, address_of
-from xmesh.device.gpu import DeviceBytes, Gpu
+from xmesh.device.gpu import DeviceBytes, Fence, Gpu
 from xmesh.device.regions import Pair, c_strides
-from xmesh.memory import Fence
 from xmesh.staging import Staging
 
 
@@ -45,14 +43,12 @@ class DeviceMemory(ABC):
     def pack(self, views: Sequence[DeviceArray], buffer: Buffer) -> Fence:
         """See ``Memory``."""
         self.gpu.copy(_packing(views, _address(buffer)), self.gpu.outgoing)
-        fence: Fence = self.gpu.fence(self.gpu.outgoing)
-        return fence
+        return self.gpu.fence(self.gpu.outgoing)
 
     def unpack(self, buffer: Buffer, views: Sequence[DeviceArray]) -> Fence:
         """See ``Memory``."""
         self.gpu.copy(map(_reversed, _packing(views, _address(buffer))), self.gpu.incoming)
-        fence: Fence = self.gpu.fence(self.gpu.incoming)
-        return fence
+        return self.gpu.fence(self.gpu.incoming)
 
     def copy(self, pairs: Iterable[tuple[DeviceArray, DeviceArray]]) -> Fence:
         """See ``Memory``."""
@@ -70,16 +66,15 @@ class DeviceMemory(ABC):
             ),
             self.gpu.incoming,
         )
-        fence: Fence = self.gpu.fence(self.gpu.incoming)
-        return fence
+        return self.gpu.fence(self.gpu.incoming)
 
-    def _after_producers(self, arrays: Sequence[DeviceArray]) -> list[Any]:
-        """Let both streams wait for what arrays depend on; the events of that."""
-        events = self.gpu.producers(arrays)
-        for event in events:
-            self.gpu.outgoing.wait_event(event)
-            self.gpu.incoming.wait_event(event)
-        return events
+    def _after_producers(self, arrays: Sequence[DeviceArray]) -> list[Fence]:
+        """Let both streams wait for what arrays depend on; the fences of that."""
+        fences = self.gpu.producers(arrays)
+        for fence in fences:
+            self.gpu.outgoing.wait_event(fence.event)
+            self.gpu.incoming.wait_event(fence.event)
+        return fences
 
 
 class StagedMemory(DeviceMemory):

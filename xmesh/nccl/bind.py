@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from xmesh.device.gpu import Gpu
 from xmesh.errors import TransportError, XmeshError
-from xmesh.nccl.communicators import (
-    Communicators,
-    connect_all,
-    gpu_name,
-    require_own_gpus,
-    tell,
-)
+from xmesh.nccl.communicators import Communicators
 from xmesh.nccl.library import load_nccl, version_text
 from xmesh.nccl.link import NcclLink
+from xmesh.nccl.making import connect_all, require_own_gpus
 from xmesh.nccl.program import compile_nccl
+from xmesh.nccl.telling import tell
 from xmesh.planner import Plan
 from xmesh.transport.mpi import MpiContext, MpiEndpoint
 
@@ -47,7 +43,8 @@ def bind_nccl(
     try:
         version = version_text(load_nccl().get_version())
         assert gpu is not None  # an error otherwise, before ranks agreed
-        told = {"gpu": gpu_name(gpu), "why": "", "version": version}
+        gpu.compile()
+        told = {"gpu": gpu.bus, "why": "", "version": version}
     except XmeshError as error:
         told = {"gpu": "", "why": _one_line(error)}
     heard = tell(context, endpoint, told, timeout_s, subject)
@@ -64,13 +61,13 @@ def bind_nccl(
     assert gpu is not None
     program = compile_nccl(plan, endpoint.rank)
     try:
-        communicators = connect_all(context, endpoint, program.groups, gpu, timeout_s, subject)
+        connected = connect_all(context, endpoint, program.groups, gpu, timeout_s, subject)
     except TransportError as error:  # of all ranks alike
         if must:
             raise
         return None, f"NCCL cannot be used: {_one_line(error)}"
     kept = Communicators.of(context)
-    link = NcclLink(plan, program, endpoint, communicators, kept, gpu, context.progress)
+    link = NcclLink(plan, program, endpoint, connected, kept, gpu, context.progress)
     versions = sorted({state["version"] for state in heard.of_rank.values()})
     return link, f"NCCL {' and '.join(versions)}, a GPU of its own for each rank"
 

@@ -1,4 +1,4 @@
-"""One rank's part of one call over NCCL: everything is given to streams, and nothing waits.
+"""One rank's part of one call over NCCL: everything is given to streams, which wait for each other.
 
 Chunks that are not one run of memory pass through slots of device memory: they are packed on one
 stream, travel on another, and are unpacked on a third, with events in between, so that copies are
@@ -12,11 +12,13 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from xmesh.device.gpu import DeviceBytes, Gpu
+from xmesh.device.gpu import DeviceBytes, Fence, Gpu
 from xmesh.device.memory import AwareMemory
 from xmesh.execution import view_of
-from xmesh.nccl.communicators import Communicator, Group
+from xmesh.nccl.communicators import Communicator, Group, abort_all
+from xmesh.nccl.launcher import Launcher
 from xmesh.nccl.program import Launch, NcclProgram, Operation
+from xmesh.wait_policy import sleep
 
 #: Launches given to the GPU ahead; a full queue of CUDA would block the host.
 _LAUNCHES_AHEAD = 64
@@ -36,7 +38,7 @@ class Slots:
     def __init__(self, gpu: Gpu, nbytes: int, count: int) -> None:
         self._gpu, self._slot_nbytes, self._count = gpu, nbytes, count
         self._slots: list[DeviceBytes] = []
-        self._free: list[Any] = []
+        self._free: list[Fence | None] = []
         self._next = 0
 
     @property
@@ -58,15 +60,16 @@ class Slots:
         """Index of a slot for a stream to write to, once its last reader has ended."""
         index = self._next
         self._next = (index + 1) % len(self._slots)
-        if self._free[index] is not None:
-            stream.wait_event(self._free[index])
+        fence = self._free[index]
+        if fence is not None:
+            stream.wait_event(fence.event)
         return index
 
     def memory(self, index: int) -> DeviceBytes:
         """The slot itself."""
         return self._slots[index]
 
-    def give(self, index: int, fence: Any) -> None:
+    def give(self, index: int, fence: Fence) -> None:
         """It may be written to again after an event."""
         self._free[index] = fence
 
@@ -79,6 +82,7 @@ class NcclExecution:
         communicators: by group.
         memory: of this rank's GPU.
         slots: for chunks that must be packed; room for two at least where there are any.
+        launcher: does the launching, in a thread that may block in NCCL.
         sources: device arrays, one for each box held.
         destinations: device arrays, one for each box needed. All of them can be used at once.
     """
@@ -89,91 +93,102 @@ class NcclExecution:
         communicators: Mapping[Group, Communicator],
         memory: AwareMemory,
         slots: Slots,
+        launcher: Launcher,
         sources: Sequence[Any],
         destinations: Sequence[Any],
     ) -> None:
         self._program, self._communicators = program, communicators
         self._memory, self._slots, self._gpu = memory, slots, memory.gpu
         self._sources, self._destinations = sources, destinations
-        self._begun = False
-        self._next = 0
-        #: Launches under way, as (event after it, its index), and what must end besides them.
-        self._under_way: deque[tuple[Any, int]] = deque()
-        self._fences: list[Any] = []
+        self._launcher = launcher
+        #: Launches under way, as (event after it, its index); the thread adds to them.
+        self._under_way: deque[tuple[Fence, int]] = deque()
+        self._launched = 0
+        #: What must end besides them, once all is launched.
+        self._fences: list[Fence] = []
+        self._given_up = False
+        self._ended = False
         self._last_check_s = 0.0
+        self._job = launcher.submit(self._gpu, self._launch_all)
 
     @property
     def launched(self) -> bool:
         """Everything has been given to the streams."""
-        return self._begun and self._next == len(self._program.launches)
+        return self._job.over and self._job.error is None
 
     @property
     def done(self) -> bool:
-        """Everything has ended."""
-        return self.launched and not self._under_way and not self._fences
+        """Everything has ended, and well."""
+        return self._ended
 
     def step(self) -> bool:
-        """Launch and look, without waiting; True when anything happened.
+        """Look what has ended, without waiting; True when anything happened.
 
         Raises:
-            Exception: what NCCL or CUDA raised; the communicators must be aborted then.
+            Exception: what NCCL or CUDA raised, or a communicator was aborted: nothing is known of
+                the output, and the communicators must be aborted.
         """
-        moved = self._look()
-        if not self._begun:
-            self._begin()
+        if self._job.error is not None:
+            raise self._job.error
+        moved = False
+        while self._under_way and self._under_way[0][0].done:
+            self._under_way.popleft()
             moved = True
-        launches = self._program.launches
-        while self._next < len(launches) and len(self._under_way) < _LAUNCHES_AHEAD:
-            self._launch(launches[self._next], self._next)
-            self._next += 1
-            moved = True
-            if self.launched:
-                self._fences.append(self._gpu.fence(self._gpu.incoming))
-        return moved
+        now_s = time.monotonic()
+        ended = self.launched and not self._under_way and all(f.done for f in self._fences)
+        # Kernels end early when their communicator is aborted: what ended may not have ended well.
+        if ended or now_s - self._last_check_s > _CHECK_S:
+            self._last_check_s = now_s
+            for communicator in self._communicators.values():
+                communicator.check()
+        self._ended = ended
+        return moved or ended
 
     def outstanding(self) -> tuple[int, Launch | None]:
         """Bytes of what has not ended, and the first launch of it."""
-        first = self._under_way[0][1] if self._under_way else self._next
+        under_way = tuple(self._under_way)
+        first = under_way[0][1] if under_way else self._launched
         left = self._program.launches[first:]
         nbytes = sum(op.nbytes for launch in left for op in launch.operations)
         return nbytes, left[0] if left else None
 
-    def abandon(self, why: str) -> None:
-        """Give up: kernels that wait for others end only by an abort of their communicators."""
-        if self._begun and not self.done:
-            for communicator in self._communicators.values():
-                communicator.abort(why)
-        self._under_way.clear()
-        self._fences.clear()
-        self._next = len(self._program.launches)
-        self._begun = True
+    def abandon(self, why: str) -> tuple[Any, ...]:
+        """Give up: kernels that wait for others end only by an abort of their communicators.
 
-    def _begin(self) -> None:
-        self._begun = True
+        Returns:
+            What must be kept alive: the GPU may still read and write it.
+        """
+        if self._ended:
+            return ()
+        self._given_up = self._ended = True
+        abort_all(self._communicators.values(), why)
+        self._launcher.leave_behind(self._job)
+        return (self._sources, self._destinations, self._slots, self._gpu, self._under_way)
+
+    def _launch_all(self) -> None:
+        """In the launcher's thread."""
         if self._program.copies:
             self._memory.copy(
                 (view_of(source, self._sources), view_of(destination, self._destinations))
                 for source, destination in self._program.copies
             )
-        if self.launched:
-            self._fences.append(self._gpu.fence(self._gpu.incoming))
+        ahead: deque[Fence] = deque()
+        for index, launch in enumerate(self._program.launches):
+            idle = 0
+            while len(ahead) >= _LAUNCHES_AHEAD and not self._given_up:
+                if ahead[0].done:
+                    ahead.popleft()
+                    idle = 0
+                else:
+                    idle += 1
+                    sleep(idle)
+            if self._given_up:
+                return
+            ahead.append(self._launch(launch, index))
+            self._launched = index + 1
+        self._fences = [self._gpu.fence(self._gpu.incoming)]
 
-    def _look(self) -> bool:
-        moved = False
-        while self._under_way and self._under_way[0][0].done:
-            self._under_way.popleft()
-            moved = True
-        if self._fences and self._fences[0].done:
-            self._fences.pop(0)
-            moved = True
-        now_s = time.monotonic()
-        if self._under_way and now_s - self._last_check_s > _CHECK_S:
-            self._last_check_s = now_s
-            for communicator in self._communicators.values():
-                communicator.handle.check_async_error()
-        return moved
-
-    def _launch(self, launch: Launch, index: int) -> None:
+    def _launch(self, launch: Launch, index: int) -> Fence:
         gpu = self._gpu
         communicator = self._communicators[self._program.groups[launch.group]]
         lane = gpu.network[launch.lane]
@@ -211,9 +226,10 @@ class NcclExecution:
         for slot in packed:
             self._slots.give(slot, event)
         for slot, operation in unpacked:
-            gpu.incoming.wait_event(event)
+            gpu.incoming.wait_event(event.event)
             views = [view_of(region, self._destinations) for region in operation.regions]
             self._slots.give(slot, self._memory.unpack(self._slots.memory(slot), views))
+        return event
 
     def _place(
         self,
@@ -236,5 +252,5 @@ class NcclExecution:
         slot = self._slots.take(self._gpu.outgoing)
         packed.append(slot)
         memory = self._slots.memory(slot)
-        lane.wait_event(self._memory.pack(views, memory))
+        lane.wait_event(self._memory.pack(views, memory).event)
         return memory.pointer

@@ -1,18 +1,16 @@
 """NCCL through CuPy, whichever version of both is there.
 
 CuPy 13 gives unique ids as tuples, CuPy 14 as bytes; 14 can split communicators, with an NCCL that
-can. Nothing of NCCL has a time-out, so what may block runs in a thread that can be left behind.
+can.
 """
 
 from __future__ import annotations
 
 import base64
 import importlib
-import threading
-from collections.abc import Callable
 from typing import Any
 
-from xmesh.device.gpu import Gpu, load_cupy
+from xmesh.device.gpu import load_cupy
 from xmesh.errors import TransportError, explain
 
 #: ncclSend and ncclRecv came with 2.7.
@@ -78,36 +76,8 @@ def id_text(unique_id: Any) -> str:
 
 
 def id_of(text: str) -> Any:
-    """Inverse of ``id_text``: an object of the same type and value."""
+    """Inverse of ``id_text``, in the type that this rank's CuPy takes: others may have another."""
     packed = base64.b64decode(text[1:])
-    if text[0] == "b":
+    if int(load_cupy().__version__.partition(".")[0]) >= 14:
         return packed
     return tuple(value - 256 if text[0] == "s" and value > 127 else value for value in packed)
-
-
-class InThread:
-    """A call that may block for ever, in a thread of its own with the GPU as its current one.
-
-    Args:
-        gpu: which GPU.
-        call: what to do.
-    """
-
-    def __init__(self, gpu: Gpu, call: Callable[[], Any]) -> None:
-        self.result: Any = None
-        self.error: Exception | None = None
-        self.over = False
-        self._gpu, self._call = gpu, call
-        threading.Thread(target=self._run, name="xmesh-nccl", daemon=True).start()
-
-    def step(self) -> bool:
-        """It moves by itself."""
-        return False
-
-    def _run(self) -> None:
-        try:
-            with self._gpu.here():
-                self.result = self._call()
-        except Exception as error:
-            self.error = error
-        self.over = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from xmesh.agreement import Agreement, Record
@@ -10,10 +10,12 @@ from xmesh.arguments import check_device
 from xmesh.device.array import DeviceArray
 from xmesh.device.gpu import Gpu
 from xmesh.device.memory import AwareMemory
-from xmesh.errors import ArrayError, PeerError, TransportError, XmeshError, explain
+from xmesh.errors import ArrayError, PeerError, XmeshError, explain
 from xmesh.interop import AnyArray
-from xmesh.nccl.communicators import Communicator, Communicators, Group
+from xmesh.nccl.communicators import Communicators, abort_all
 from xmesh.nccl.execution import NcclExecution, Slots
+from xmesh.nccl.launcher import Launcher
+from xmesh.nccl.making import Connected
 from xmesh.nccl.order import LaunchOrder, Ticket
 from xmesh.nccl.program import Launch, NcclProgram
 from xmesh.nccl.tally import Tally
@@ -31,7 +33,7 @@ class NcclLink:
         plan: whose transfers.
         program: this rank's part of it.
         endpoint: all ranks of the plan, for what they agree on before each call.
-        communicators: of this rank, by group; they are given back by ``release``.
+        connected: communicators of this rank; they are given back by ``release``.
         kept: where they come from.
         gpu: of this rank.
         progress: moves what is in flight on the user's communicator.
@@ -42,13 +44,13 @@ class NcclLink:
         plan: Plan,
         program: NcclProgram,
         endpoint: Endpoint,
-        communicators: Mapping[Group, Communicator],
+        connected: Connected,
         kept: Communicators,
         gpu: Gpu,
         progress: Progress,
     ) -> None:
         self.plan, self.program, self.endpoint = plan, program, endpoint
-        self.communicators, self._kept = communicators, kept
+        self.communicators, self._used, self._kept = *connected, kept
         self.gpu, self.progress = gpu, progress
         operations = [op for launch in program.launches for op in launch.operations]
         slot_nbytes = max((op.nbytes for op in operations), default=0)
@@ -86,14 +88,7 @@ class NcclLink:
                     )
                 )
         for communicator in self.communicators.values():
-            if communicator.broken:
-                raise TransportError(
-                    explain(
-                        "a communicator of NCCL must be sound",
-                        values=communicator.broken,
-                        remedy="make a new Resharder on all ranks",
-                    )
-                )
+            communicator.require_sound()
         check_device(self.plan, self.endpoint.rank, [*sources, *outputs], self.gpu.device)
         if self._must_pack(sources, outputs):
             self.slots.prepare(_SLOTS)
@@ -118,10 +113,15 @@ class NcclLink:
         """
         return NcclCall(self, tag, problem, sources, outputs, ready)
 
+    @property
+    def launcher(self) -> Launcher:
+        """Gives work to NCCL."""
+        return self._kept.launcher
+
     def release(self) -> None:
         """Give the communicators back."""
-        self._kept.release(tuple(self.communicators.values()))
-        self.communicators = {}
+        self._kept.release(self._used)
+        self._used = []
 
     def _must_pack(self, sources: Sequence[AnyArray], outputs: Sequence[AnyArray]) -> bool:
         for launch in self.program.launches:
@@ -236,17 +236,20 @@ class NcclCall:
             if self._ticket is None or not link.order.is_next(self._ticket):
                 return False
             self._execution = NcclExecution(
-                link.program, link.communicators, link.memory, link.slots, *self._arrays
+                link.program,
+                link.communicators,
+                link.memory,
+                link.slots,
+                link.launcher,
+                *self._arrays,
             )
-        moved = self._execution.step()
-        if self._execution.launched and self._ticket is not None:
-            link.order.leave(self._ticket)
+            link.order.leave(self._ticket)  # the launcher keeps the order from here on
             self._ticket = None
-        return moved
+        return self._execution.step()
 
     def _propose(self) -> None:
         link = self._link
-        self._ticket = link.order.propose(self._step_from_elsewhere)
+        self._ticket = link.order.propose(self._step_from_elsewhere, f"tensor {link.plan.name!r}")
         root = link.endpoint.rank == link.endpoint.ranks[0]
         unique = link.order.unique() if root else 0
         self._stamp = Tally(link.endpoint, self._tag + 2, self._ticket.proposed, unique)
@@ -269,12 +272,18 @@ class NcclCall:
                 under_way.abandon()
         self._all_here = self._errors = self._stamp = None
         self._ready = []
+        kept: tuple[Any, ...] = ()
+        if self._execution is not None:
+            kept = self._execution.abandon(why)
+        elif self._ticket is not None:
+            # Others may have launched by now, and what they did must not meet a later call's.
+            abort_all(self._link.communicators.values(), why)
         if self._ticket is not None:
             self._link.order.leave(self._ticket)
             self._ticket = None
-        if self._execution is not None:
-            self._execution.abandon(why)
-        elif self.error is None:
+        if kept:
+            self._link.endpoint.abandon([], [], kept)
+        if self._execution is None and self.error is None:
             self.error = PeerError(why)
 
     def waits_for(self) -> str:
@@ -288,7 +297,9 @@ class NcclCall:
             names = ", ".join(f"{p} (host {endpoint.host_name(p)})" for p in peers)
             return f"nothing heard from rank {names}; nothing was launched"
         if self._execution is None:
-            return "another call of this process must be launched first, and is not"
+            before = None if self._ticket is None else self._link.order.holds_back(self._ticket)
+            name = "another call" if before is None else f"the call for {before.name}"
+            return f"{name} of this process comes first, and not all of its ranks go on with it"
         nbytes, launch = self._execution.outstanding()
         text = f"{nbytes} bytes outstanding"
         return f"{text}; next is {_named(launch, endpoint)}" if launch is not None else text

@@ -7,12 +7,14 @@ it has seen, the highest is the call's, and each rank launches by ascending stam
 been proposed for, but has no stamp yet, holds back those with higher stamps: its own may be lower.
 (This is total order multicast as Skeen gave it, with all ranks of the group as its members.)
 
-As a stamp is only asked for when all ranks of a call are there, the wait for it is short, and calls
-whose peers come late hold back nothing.
+As a stamp is only asked for when all ranks of a call are there, calls whose peers come late hold
+back nothing. The wait for a stamp is short where ranks that have called make progress: wait, test,
+or have a thread for it.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -32,6 +34,7 @@ class Ticket:
 
     proposed: int
     step: Callable[[], object]
+    name: str
     stamp: Stamp | None = None
 
 
@@ -46,37 +49,50 @@ class LaunchOrder:
         self._unique = process << 40
         self._clock = 0
         self._waiting: list[Ticket] = []
+        # Threads step calls on different communicators at the same time.
+        self._lock = threading.Lock()
 
     def unique(self) -> int:
         """A number > 0 that no process has given before."""
-        self._unique += 1
-        return self._unique
+        with self._lock:
+            self._unique += 1
+            return self._unique
 
-    def propose(self, step: Callable[[], object]) -> Ticket:
+    def propose(self, step: Callable[[], object], name: str = "") -> Ticket:
         """Take part in a call all of whose ranks are there."""
-        self._clock += 1
-        ticket = Ticket(self._clock, step)
-        self._waiting.append(ticket)
-        return ticket
+        with self._lock:
+            self._clock += 1
+            ticket = Ticket(self._clock, step, name)
+            self._waiting.append(ticket)
+            return ticket
 
     def settle(self, ticket: Ticket, stamp: Stamp) -> None:
         """All ranks have agreed on a stamp."""
-        self._clock = max(self._clock, stamp[0])
-        ticket.stamp = stamp
+        with self._lock:
+            self._clock = max(self._clock, stamp[0])
+            ticket.stamp = stamp
 
     def is_next(self, ticket: Ticket) -> bool:
         """It may be launched now; else what holds it back is moved on."""
+        before = self.holds_back(ticket)
+        if before is not None and before is not ticket:
+            # It may be on a communicator on which nobody waits now.
+            before.step()
+        return before is None
+
+    def holds_back(self, ticket: Ticket) -> Ticket | None:
+        """What must be launched first; itself where it has no stamp; None where it is its turn."""
         mine = ticket.stamp
         if mine is None:
-            return False
-        for other in tuple(self._waiting):
-            if other is not ticket and (other.stamp or (other.proposed, 0)) < mine:
-                # It may be on a communicator on which nobody waits now.
-                other.step()
-                return False
-        return True
+            return ticket
+        with self._lock:
+            for other in self._waiting:
+                if other is not ticket and (other.stamp or (other.proposed, 0)) < mine:
+                    return other
+        return None
 
     def leave(self, ticket: Ticket) -> None:
         """It has been launched, or given up. Idempotent."""
-        if ticket in self._waiting:
-            self._waiting.remove(ticket)
+        with self._lock:
+            if ticket in self._waiting:
+                self._waiting.remove(ticket)

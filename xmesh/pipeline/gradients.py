@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xmesh.device.array import DeviceArray
+from xmesh.device.gpu import load_cupy
 from xmesh.errors import ArrayError, TransferTimeout, explain
 from xmesh.interop import as_memory
 from xmesh.mesh import DeviceMesh
@@ -30,6 +31,15 @@ def as_array(value: Any) -> Any:
         return np.asarray(value)
     memory = as_memory(value, "what a callback returns")
     return value if isinstance(memory, DeviceArray) else memory
+
+
+def _summable(value: Any) -> Any:
+    """A gradient that can be added up in place: NumPy's, or CuPy's over the same GPU memory."""
+    array = as_array(value)
+    if isinstance(array, np.ndarray):
+        return array
+    cupy = load_cupy()
+    return array if isinstance(array, cupy.ndarray) else cupy.from_dlpack(array)
 
 
 class Gradients:
@@ -58,7 +68,7 @@ class Gradients:
         """
         sums, stale = self.of_stage[stage], self._stale[stage]
         for name, value in weights.items():
-            gradient = as_array(value)
+            gradient = _summable(value)
             if name not in sums:
                 sums[name] = gradient.copy()
                 continue

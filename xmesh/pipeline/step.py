@@ -159,7 +159,7 @@ class Step:
         message = self._message(action)
         # Without data the transfer is started all the same: the others count on it.
         request = self._start(message, self._made.pop(message, None))
-        self._open = [each for each in self._open if not each.over or each.failed]
+        self._forget_ended()
         if self._within_group(message):
             self._coming[message] = request
         elif self._driver.blocking:
@@ -172,10 +172,15 @@ class Step:
         request = self._coming.pop(message)
         # On a GPU the callback's stream waits for the data, and the host goes on.
         came = self._finish(partial(request.wait_on, None))
+        self._forget_ended()
         if not request.over:
             self._open.append(request)
         if not self._failed:
             self._came[message] = came
+
+    def _forget_ended(self) -> None:
+        """Let go of the arrays of transfers that have ended well."""
+        self._open = [each for each in self._open if not each.over or each.failed]
 
     def _finish(self, wait: Callable[[float], Any]) -> Any:
         """Wait for a transfer; where its data did not come, this step has failed."""

@@ -123,11 +123,12 @@ def probe_on(gpu: Gpu) -> Callable[[], str]:
 
         comm = MPI.COMM_SELF.Dup()
         try:
-            return _send_to_self(gpu, comm, MPI.BYTE)
-        except (MPI.Exception, MemoryError) as error:
-            return f"{type(error).__name__}: {error}"
-        finally:
+            trouble = _send_to_self(gpu, comm, MPI.BYTE)
+        except Exception as error:  # of MPI, or of CUDA
+            trouble = f"{type(error).__name__}: {error}"
+        if not trouble:  # else something may be under way for ever
             comm.Free()
+        return trouble
 
     return probe
 
@@ -151,6 +152,9 @@ def _send_to_self(gpu: Gpu, comm: Any, byte: Any) -> str:
     receive, send = comm.Irecv([target, byte], 0, 0), comm.Isend([source, byte], 0, 0)
     while not (receive.Test() and send.Test()):
         if time.monotonic() > deadline:
+            # MPI may still use them: they stay on a communicator that is never freed.
+            key = type(comm).Create_keyval()
+            comm.Set_attr(key, (receive, send, source, target))
             return f"{_PROBE_NBYTES} bytes did not arrive within {_PROBE_TIMEOUT_S:g} s"
         time.sleep(1e-4)
     host[:] = 0

@@ -344,6 +344,10 @@ class Gathering:
         """All texts are here."""
         return self.texts is not None
 
+    def abandon(self, endpoint: MpiEndpoint) -> None:
+        """Give up: MPI may still write to what this has, which is kept as long as MPI runs."""
+        endpoint.abandon([], [self._request], (self,))
+
     def step(self) -> bool:
         """Move on without waiting; True when anything happened."""
         if self.over or not self._request.Test():

@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 import xmesh
 from xmesh import Box, DeviceMesh, Layout, Plan
-from xmesh.nccl import communicators, library
+from xmesh.nccl import library, making
 from xmesh.nccl import program as nccl_program
 
 SIZE = MPI.COMM_WORLD.size
@@ -39,7 +39,7 @@ def world(comm):
 def _way(request, monkeypatch):
     """How communicators are made; CuPy 13 knows the second way alone."""
     if request.param == "by ids":
-        monkeypatch.setattr(communicators, "can_split", lambda nccl: False)
+        monkeypatch.setattr(making, "can_split", lambda nccl: False)
 
 
 def works(world, reshard, seed=0):
@@ -120,7 +120,6 @@ def test_the_way_is_what_cupy_and_nccl_allow():
 @pytest.mark.usefixtures("_way")
 def test_calls_begin_in_another_order_on_each_rank(world, comm):
     """Edges of a pipeline: neighbours share an edge, and each rank begins its edges as it likes."""
-    rng = np.random.default_rng(SIZE)
     edges = []
     for i in range(SIZE):
         ends = sorted({i, (i + 1) % SIZE})
@@ -142,7 +141,6 @@ def test_calls_begin_in_another_order_on_each_rank(world, comm):
         for name in [list(calls)[int(i)] for i in own.permutation(len(calls))]:
             call, request = calls[name]
             problem = problem or call.problem(request)
-    assert rng is not own
     for plan in edges:
         if plan.name in opened:
             opened[plan.name].close()
@@ -218,9 +216,9 @@ def test_pieces_are_packed_while_others_travel(world, monkeypatch):
     """Large transfers in small pieces, more of them than slots, from and to strided arrays."""
     monkeypatch.setattr(nccl_program, "PIECE_NBYTES", 64)
     for strategy in ("broadcast", "send_recv"):
-        plan = conformance.rows_to_all(world, (4 * SIZE, 37), strategy=strategy)
+        plan = conformance.rows_to_all(world, (2 * SIZE, 37), strategy=strategy)
         with world.resharder(plan) as reshard:
-            for seed in range(6):
+            for seed in range(6 if SIZE <= 4 else 2):
                 works(world, reshard, seed)
 
 

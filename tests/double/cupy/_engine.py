@@ -239,6 +239,12 @@ def check(device: int) -> None:
     raise copy from error
 
 
+def status(device: int) -> int:
+    """Number of the error that a device has met; 0 for none."""
+    error = _errors.get(device)
+    return 0 if error is None else getattr(error, "status", 719)
+
+
 def is_done(stream_ptr: int) -> bool:
     """Whether everything in a stream is done."""
     collect()

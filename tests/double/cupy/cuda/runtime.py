@@ -101,6 +101,12 @@ def eventRecord(event, stream):
     streams._record(streams._event_at(event), stream)
 
 
+def eventQuery(event):
+    from cupy.cuda import stream as streams
+
+    return streams._event_at(event)._query()
+
+
 def streamSynchronize(stream):
     _engine.counters["streamSynchronize"] += 1
     _engine.synchronize(stream)

@@ -1,0 +1,103 @@
+"""A thread that gives work to NCCL: a launch may block, and then nobody else must stand with it.
+
+NCCL connects ranks when they first meet, in the call that launches, and waits there for the other
+one; nothing bounds that. One thread of a process launches for all its resharders, in the order in
+which it was asked, so calls keep their order.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from xmesh.device.gpu import Gpu
+from xmesh.wait_policy import sleep
+
+
+class Job:
+    """Something that a thread does; to look at, or to wait for by ``Progress.wait``.
+
+    Args:
+        gpu: which is the thread's current one meanwhile.
+        call: what to do.
+    """
+
+    def __init__(self, gpu: Gpu, call: Callable[[], object]) -> None:
+        self.error: Exception | None = None
+        self.over = False
+        self._gpu = gpu
+        self._call: Callable[[], object] | None = call
+
+    def step(self) -> bool:
+        """It moves by itself."""
+        return False
+
+    def run(self) -> None:
+        """Do it, in whatever thread this is."""
+        call, self._call = self._call, None  # a job that is over keeps no arrays alive
+        try:
+            with self._gpu.here():
+                if call is not None:
+                    call()
+        except Exception as error:
+            self.error = error
+        del call
+        self.over = True
+
+
+def in_thread(gpu: Gpu, call: Callable[[], object]) -> Job:
+    """Begin what may block for ever, in a thread of its own that can be left behind."""
+    job = Job(gpu, call)
+    threading.Thread(target=job.run, name="xmesh-nccl", daemon=True).start()
+    return job
+
+
+def wait_a_while(jobs: Iterable[Job], limit_s: float) -> None:
+    """Wait for some, and not for ever: what they do is over, or it will be."""
+    deadline_s, idle = time.monotonic() + limit_s, 0
+    for job in jobs:
+        while not job.over and time.monotonic() < deadline_s:
+            idle += 1
+            sleep(idle)
+
+
+class Launcher:
+    """The thread of one process; it is started when it is first asked."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._jobs: queue.SimpleQueue[Job] | None = None
+
+    def submit(self, gpu: Gpu, call: Callable[[], object]) -> Job:
+        """Have something done after all that was asked before."""
+        job = Job(gpu, call)
+        with self._lock:
+            if self._jobs is None:
+                self._jobs = queue.SimpleQueue()
+                self._start(self._jobs)
+            self._jobs.put(job)
+        return job
+
+    def leave_behind(self, job: Job) -> None:
+        """Go on with another thread, where this job may never end."""
+        with self._lock:
+            if job.over or self._jobs is None:
+                return
+            old, self._jobs = self._jobs, queue.SimpleQueue()
+            while not old.empty():
+                left = old.get()
+                if left is not job:
+                    self._jobs.put(left)
+            self._start(self._jobs)
+
+    def _start(self, jobs: queue.SimpleQueue[Job]) -> None:
+        def run() -> None:
+            while True:
+                job = jobs.get()
+                job.run()
+                if self._jobs is not jobs and jobs.empty():
+                    return  # left behind
+
+        threading.Thread(target=run, name="xmesh-launch", daemon=True).start()
