@@ -180,7 +180,7 @@ class Part:
                 "free memory before the call, pass out=, or lower staging_nbytes",
             )
         except XmeshError as error:
-            self._own_error = ArrayError(f"{error}\n  context: {self._where}")
+            self._own_error = type(error)(f"{error}\n  context: {self._where}")
         except Exception as error:
             # Whatever it is: a rank that left the call now would keep all others waiting.
             self._refuse(

@@ -450,3 +450,30 @@ class Gate(engine.Work):  # type: ignore[misc]
     def open(self) -> None:
         self.is_open = True
         engine.wake()
+
+
+@several
+def test_a_call_given_up_when_others_may_have_launched_breaks_its_communicators(comm):
+    """Else the next call would take the place of the one that was given up, and its data."""
+    world = conformance.OverMpi(comm, "nccl", lambda rank: True)
+    plan = conformance.rows_to_all(world, (2 * SIZE, 5))
+    first, second = (world.resharder(plan, timeout_s=LONG_S) for _ in range(2))
+    call, other = (conformance.Call(world, plan, seed, out=True) for seed in (2, 3))
+    request = call.start(first)
+    bad = SIZE - 1
+    began = time.monotonic()
+    if comm.rank == bad:
+        work = request.parts[0]._work
+        while work._stamp is None and time.monotonic() - began < LIMIT_S:
+            request.test()  # until the others need nothing more of this rank
+        first.close()
+    error = error_of(lambda: request.wait(LONG_S))
+    again = other.start(second)
+    refused = error_of(lambda: again.wait(LONG_S))
+    comm.Barrier()
+    assert comm.rank != bad or error is not None
+    # What says that it is done must have its own data.
+    world.together("" if refused is not None else other.problem(again))
+    for reshard in (first, second):
+        reshard.close()
+    usable_with_nccl(comm, world)

@@ -62,3 +62,21 @@ def test_arrays_of_the_host_are_complete_on_return(comm):
         draws.together(
             comm, "" if np.array_equal(out, whole[wanted]) else f"rank {comm.rank}: {out}"
         )
+
+
+@pytest.mark.parametrize("transport", ["mpi", "nccl"])
+def test_buffers_are_used_again_as_soon_as_a_stream_waits(comm, transport):
+    """The host may not have seen the call end; that is no reason to refuse them."""
+    plan, whole, mine, wanted = moved(comm)
+    local, out = cupy.empty(whole[mine].shape), cupy.empty(whole[wanted].shape)
+    stream = cupy.cuda.get_current_stream()
+    copies = []
+    with xmesh.Resharder(plan, comm, like=cupy, transport=transport, timeout_s=60) as reshard:
+        for turn in range(5):
+            _engine.delay(stream.ptr, 0.005)
+            local[...] = cupy.asarray(np.ascontiguousarray(whole[mine] + turn))
+            reshard.start(local, out).wait_on()
+            _engine.delay(stream.ptr, 0.005)
+            copies.append(out.copy())
+    good = all(np.array_equal(c.get(), whole[wanted] + i) for i, c in enumerate(copies))
+    draws.together(comm, "" if good else f"rank {comm.rank}: {[c.get() for c in copies]}")
