@@ -59,7 +59,8 @@ class Request:
             are of the kind that ``like`` of the Resharder names.
 
         Raises:
-            ArrayError: this rank's argument is wrong; at the first call any rank's, on all ranks.
+            ArrayError: this rank's argument is wrong; at the first call, and at all over NCCL, any
+                rank's, on all ranks.
                 Or the library of a new output does not take it.
             PeerError: data of another rank did not come because its argument was refused there.
             TransferTimeout: time ran out; the resharder is closed then.

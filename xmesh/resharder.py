@@ -161,13 +161,14 @@ class Resharder:
 
         Progress is made while anyone in this process waits, or tests a call on this communicator.
         The first call compares the arguments of all ranks before a byte moves; later calls exchange
-        nothing but data.
+        nothing but data, except over NCCL (docs/gpu.md).
 
         Args:
             local: on ranks of the source layout the array they hold (one array for each box where
-                there are several), of any strides; None elsewhere. NumPy's, or of any library with
-                the buffer protocol, ``__array_interface__`` or DLPack. It must not change until
-                the request is done.
+                there are several), of any strides; None elsewhere. NumPy's or CuPy's, or of any
+                library with the buffer protocol, ``__array_interface__``,
+                ``__cuda_array_interface__`` or DLPack. It must not change until the request is
+                done, or a stream has been made to wait for it.
             out: on ranks of the destination layout an array to write to, of any such library and
                 strides, which must not share memory with ``local``, nor with what a call in flight
                 reads or writes; None for a new one.

@@ -1,4 +1,4 @@
-"""Messages in host memory over MPI (mpi4py).
+"""Messages over MPI (mpi4py), in host memory or in that of a GPU where the library takes it.
 
 One *context* per user communicator holds what the resharders on it share: a private communicator
 for each set of ranks, so nothing of ours meets the user's messages and nothing is made twice.
