@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -166,6 +167,16 @@ class _Note:
         return cls(data["kind"], data["round"], record)
 
 
+def in_tree(ranks: Sequence[int], rank: int) -> tuple[int | None, list[int]]:
+    """Parent and children of a rank in a binomial tree; a parent clears the lowest bit."""
+    place = ranks.index(rank)
+    children, step = [], 1
+    while place + step < len(ranks) and not place & step:
+        children.append(ranks[place + step])
+        step *= 2
+    return None if place == 0 else ranks[place & (place - 1)], children
+
+
 class Agreement:
     """One agreement on one rank; call ``step`` until it is ``over``.
 
@@ -180,14 +191,7 @@ class Agreement:
         self._tag = tag
         self._own = record
         self.verdict: Record | None = None
-        ranks = endpoint.ranks
-        place = ranks.index(endpoint.rank)
-        self._parent = None if place == 0 else ranks[place & (place - 1)]
-        self._children = []
-        step = 1
-        while place + step < len(ranks) and not place & step:
-            self._children.append(ranks[place + step])
-            step *= 2
+        self._parent, self._children = in_tree(endpoint.ranks, endpoint.rank)
         self._round = 0
         self._records: dict[int, Record] = {}
         self._incoming: dict[int, tuple[_Buffer, Handle]] = {}

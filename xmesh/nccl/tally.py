@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from xmesh.agreement import in_tree
 from xmesh.transport.base import Endpoint, Handle
 
 _Numbers = np.ndarray[Any, np.dtype[np.int64]]
@@ -30,14 +31,7 @@ class Tally:
         self._endpoint, self._tag = endpoint, tag
         self._own: _Numbers = np.array(numbers, np.int64)
         self.result: tuple[int, ...] | None = None
-        ranks = endpoint.ranks
-        place = ranks.index(endpoint.rank)
-        self._parent = None if place == 0 else ranks[place & (place - 1)]
-        self._children = []
-        step = 1
-        while place + step < len(ranks) and not place & step:
-            self._children.append(ranks[place + step])
-            step *= 2
+        self._parent, self._children = in_tree(endpoint.ranks, endpoint.rank)
         self._incoming: dict[int, tuple[_Numbers, Handle]] = {}
         self._sending: list[Handle] = []
         for child in self._children:
