@@ -221,15 +221,15 @@ class NcclExecution:
                         act(pointer, operation.nbytes, nccl.NCCL_UINT8, peer, lane.ptr)
                 finally:
                     nccl.groupEnd()
-        event = gpu.fence(lane)
-        self._under_way.append((event, index))
+        fence = gpu.fence(lane)
+        self._under_way.append((fence, index))
         for slot in packed:
-            self._slots.give(slot, event)
+            self._slots.give(slot, fence)
         for slot, operation in unpacked:
-            gpu.incoming.wait_event(event.event)
+            gpu.incoming.wait_event(fence.event)
             views = [view_of(region, self._destinations) for region in operation.regions]
             self._slots.give(slot, self._memory.unpack(self._slots.memory(slot), views))
-        return event
+        return fence
 
     def _place(
         self,

@@ -203,7 +203,7 @@ class NcclCall:
     def _step(self) -> bool:
         link = self._link
         if self._ready:
-            self._ready = [event for event in self._ready if not event.done]
+            self._ready = [fence for fence in self._ready if not fence.done]
             if self._ready:
                 return False
             self._join()
