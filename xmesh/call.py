@@ -18,7 +18,7 @@ from xmesh.arguments import (
     sinks,
 )
 from xmesh.device.array import DeviceArray
-from xmesh.device.gpu import Gpu
+from xmesh.device.gpu import Gpu, met_an_error
 from xmesh.device.memory import AwareMemory, DeviceMemory, StagedMemory
 from xmesh.errors import ArrayError, PeerError, XmeshError, explain
 from xmesh.execution import Execution
@@ -126,6 +126,11 @@ class Member:
         """Ordinal of this rank's GPU, once it is known."""
         return None if self._gpu is None else self._gpu.device
 
+    def is_of_cuda(self, error: Exception) -> bool:
+        """It comes from this rank's GPU, and not from an argument."""
+        gpu = self._gpu
+        return gpu is not None and isinstance(error, gpu.cupy.cuda.runtime.CUDARuntimeError)
+
     def memory_of(self, arrays: Sequence[AnyArray]) -> Memory:
         """The memory that arrays lie in, all of them in one.
 
@@ -183,11 +188,14 @@ class Part:
             self._own_error = type(error)(f"{error}\n  context: {self._where}")
         except Exception as error:
             # Whatever it is: a rank that left the call now would keep all others waiting.
-            self._refuse(
-                "local and out must be arrays that can be read and written",
-                f"{type(error).__name__}: {error}",
-                "pass arrays of NumPy, or of a library that shares memory by a protocol",
-            )
+            if member.is_of_cuda(error):
+                self._own_error = met_an_error(error, self._where)
+            else:
+                self._refuse(
+                    "local and out must be arrays that can be read and written",
+                    f"{type(error).__name__}: {error}",
+                    "pass arrays of NumPy, or of a library that shares memory by a protocol",
+                )
         if member.nccl is not None:
             self._work = member.nccl.call(
                 self._tag, self._own_error, self._sources or [], self._outputs, self._fences

@@ -93,6 +93,24 @@ class Fence:
         return self._done
 
 
+def met_an_error(error: Exception, where: str) -> TransportError:
+    """What a rank tells the others when its GPU has met an error before a call.
+
+    Args:
+        error: of CUDA.
+        where: the rank, and what it was about to do.
+    """
+    return TransportError(
+        explain(
+            "a rank's GPU must come without an error to the end of what it was given before",
+            values=f"{type(error).__name__}: {error}",
+            context=where,
+            remedy="look for a kernel of that rank's that failed before the call; a process whose "
+            "GPU has met an error must end",
+        )
+    )
+
+
 class DeviceBytes:
     """Bytes in the memory of a GPU, for messages.
 

@@ -8,7 +8,7 @@ from typing import Any
 from xmesh.agreement import Agreement, Record
 from xmesh.arguments import check_device
 from xmesh.device.array import DeviceArray
-from xmesh.device.gpu import Gpu
+from xmesh.device.gpu import Gpu, met_an_error
 from xmesh.device.memory import AwareMemory
 from xmesh.errors import ArrayError, PeerError, XmeshError, explain
 from xmesh.interop import AnyArray
@@ -203,7 +203,13 @@ class NcclCall:
     def _step(self) -> bool:
         link = self._link
         if self._ready:
-            self._ready = [fence for fence in self._ready if not fence.done]
+            try:
+                self._ready = [fence for fence in self._ready if not fence.done]
+            except Exception as error:
+                rank, host = link.endpoint.rank, link.endpoint.host_name(link.endpoint.rank)
+                where = f"rank {rank} (host {host}), tensor {link.plan.name!r}"
+                self._record = Record.of_error(rank, met_an_error(error, where))
+                self._ready = []
             if self._ready:
                 return False
             self._join()

@@ -477,3 +477,30 @@ def test_a_call_given_up_when_others_may_have_launched_breaks_its_communicators(
     for reshard in (first, second):
         reshard.close()
     usable_with_nccl(comm, world)
+
+
+@several
+@pytest.mark.parametrize("delay_s", [0, 0.1])
+def test_a_gpu_that_met_an_error_before_the_call_is_told_to_all(comm, delay_s):
+    """The caller's kernel failed: no rank waits for that one, and all know why."""
+    world = conformance.OverMpi(comm, "nccl", lambda rank: True)
+    plan = conformance.rows_to_all(world, (2 * SIZE, 5))
+    reshard = world.resharder(plan, timeout_s=LONG_S)
+    works(world, reshard)
+    call = conformance.Call(world, plan, 2, out=True)
+
+    def fails():
+        raise cupy.cuda.runtime.CUDARuntimeError(700)
+
+    if comm.rank == 0:
+        stream = cupy.cuda.get_current_stream()
+        engine.delay(stream.ptr, delay_s)  # so that it fails before the call begins, or after
+        engine.enqueue(stream.ptr, engine.Call("a kernel that fails", fails))
+    request = call.start(reshard)
+    text = same_on_all(comm, error_of(request.wait), TransportError)
+    assert "a rank's GPU must come without an error" in text
+    assert "rank 0 (host " in text
+    engine.forget_error(0)
+    works(world, reshard)  # the call never began: the resharder is as good as before
+    reshard.close()
+    usable_with_nccl(comm, world)
