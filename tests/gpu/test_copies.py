@@ -43,7 +43,7 @@ def gpu():
 def through(memory: DeviceMemory, sources: list[Lent], targets: list[Lent]) -> np.ndarray:
     """Pack some arrays and unpack them into others; the bytes in between."""
     gpu, views = memory.gpu, [source.view() for source in sources]
-    gpu.outgoing.wait_event(gpu.fence(cupy.cuda.get_current_stream()))
+    gpu.order(cupy.cuda.get_current_stream(), gpu.outgoing)
     nbytes = sum(view.nbytes for view in views)
     buffer = memory.staging.take(nbytes)
     assert buffer is not None

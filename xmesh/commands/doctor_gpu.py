@@ -173,7 +173,10 @@ def try_elsewhere(ordinal: int, environ: Mapping[str, str]) -> str:
     for line in lines:
         if line.startswith(_ENDED):
             return line.removeprefix(_ENDED)
-    last = ([line for line in child.stderr.splitlines() if line.strip()] or [""])[-1].strip()
+    said = [line.strip() for line in child.stderr.splitlines() if line.strip()]
+    # An error of xmesh ends with a remedy, and has what broke it on a line before that.
+    values = [line.partition(":")[2].strip() for line in said if line.startswith("values:")]
+    last = [*said[-1:], *values[-1:]][-1] if said else ""
     text = f"its process ended with status {child.returncode}" + (f": {last}" if last else "")
     if _BEGAN in lines:
         return text
