@@ -9,7 +9,8 @@ all=${CUDA_VISIBLE_DEVICES:-$(nvidia-smi --query-gpu=index --format=csv,noheader
 if ! turned=$(echo "$all" | awk -F , -v first="$local" '
     first >= NF { exit 1 }
     { for (i = 0; i < NF; i++) printf "%s%s", $((first + i) % NF + 1), i < NF - 1 ? "," : "\n" }'); then
-  echo "bind-gpu.sh: local rank $local has no GPU; the node's are: ${all:-none}. Start fewer ranks per node" >&2
+  if [ -z "$all" ]; then echo "bind-gpu.sh: this node shows no GPU: see nvidia-smi and CUDA_VISIBLE_DEVICES" >&2
+  else echo "bind-gpu.sh: local rank $local has no GPU; the node's are: $all. Start fewer ranks per node" >&2; fi
   exit 2
 fi
 CUDA_VISIBLE_DEVICES=$turned exec "$@"

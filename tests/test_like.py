@@ -18,7 +18,7 @@ from lender import Lender, OnlyDLPack
 import xmesh
 from xmesh import Box, DeviceMesh, Layout, Resharder
 from xmesh.device.array import DeviceArray
-from xmesh.errors import ArrayError
+from xmesh.errors import ArrayError, TransportError
 from xmesh.interop import as_memory
 from xmesh.like import NUMPY, kind_of
 
@@ -179,7 +179,7 @@ def test_what_a_library_does_not_take_is_refused_before_anything_moves(tensors):
 @pytest.mark.parametrize(
     ("like", "words"),
     [
-        ("tensors", "like must be an array\n  values:  str"),
+        ("tensors", "and not its name\n  values:  'tensors'\n  remedy:  import it"),
         (np.float32, "like must be an array\n  values:  type, not one of its instances"),
         (sys, "like must be an array, or a module with from_dlpack\n  values:  module sys"),
         ([1.0], "like must be an array\n  values:  list"),
@@ -245,7 +245,9 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
 
     module.empty = empty
     module.from_dlpack = None
-    runtime = types.SimpleNamespace(getDevice=lambda: current[-1])
+    runtime = types.SimpleNamespace(
+        getDevice=lambda: current[-1], getDeviceCount=lambda: 8, CUDARuntimeError=RuntimeError
+    )
     module.cuda = types.SimpleNamespace(Device=Device, runtime=runtime)
     monkeypatch.setitem(sys.modules, "cupy", module)
     made: types.ModuleType = module
@@ -297,7 +299,7 @@ def test_outputs_of_another_library_on_a_gpu_are_made_by_cupy(cupy, tensors):
 
 def test_cupy_that_is_not_there(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(ArrayError, match="cupy: ModuleNotFoundError"):
+    with pytest.raises(TransportError, match=r"need CuPy\n.*ModuleNotFoundError"):
         kind_of(OnGPU(np.zeros(3), 0))
 
 

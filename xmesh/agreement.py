@@ -38,7 +38,7 @@ class Record:
         shared: its parts by name, as short texts that differ when the parts do.
         next_tag: lowest tag that is free on all ranks so far.
         fresh: some rank needs a new communicator.
-        on_gpu: all ranks have said that their arrays lie in GPU memory.
+        off_gpu: the lowest rank that has not said that its arrays lie in GPU memory; -1 for none.
         dtype: element type, from the ranks that know it; "" elsewhere.
         dtype_rank: the rank that knows it, where that is another than ``rank``; else -1.
         error_rank: rank of the first error, or -1.
@@ -51,7 +51,7 @@ class Record:
     shared: dict[str, str] = field(default_factory=dict)
     next_tag: int = 0
     fresh: bool = False
-    on_gpu: bool = False
+    off_gpu: int = -1
     dtype: str = ""
     dtype_rank: int = -1
     error_rank: int = -1
@@ -77,7 +77,7 @@ class Record:
             first,
             next_tag=max(first.next_tag, second.next_tag),
             fresh=first.fresh or second.fresh,
-            on_gpu=first.on_gpu and second.on_gpu,
+            off_gpu=min({first.off_gpu, second.off_gpu} - {-1}, default=-1),
             dtype=knows.dtype,
             dtype_rank=knows._dtype_origin,
         )

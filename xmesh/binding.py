@@ -103,7 +103,7 @@ def bind(
         return Binding((), (), 0, context.progress, "none", "this rank takes no part")
     ranks = tuple(r for r in plan.ranks if r < context.comm.size)
     shared = plan_parts(plan) | {"transport": transport}
-    record = Record(rank, subject="plan", shared=shared, on_gpu=gpu is not None)
+    record = Record(rank, subject="plan", shared=shared, off_gpu=-1 if gpu is not None else rank)
     programs = []
     try:
         if problem is not None:
@@ -116,15 +116,15 @@ def bind(
             load_nccl()
             gpu = gpu or Gpu()
     except XmeshError as error:
-        record = Record.of_error(rank, error)
+        record = Record.of_error(rank, _of_rank(error, rank, plan.name))
     subject = f"tensor {plan.name!r}"
     endpoint, verdict = connect(context, ranks, record, timeout_s, subject, num_tags)
     endpoint.reserve_tags(verdict.next_tag, num_tags)
     bound = Binding((endpoint,), programs, verdict.next_tag, context.progress, "mpi", "")
     if chosen == "mpi":
         bound.why = "it was asked for"
-    elif transport == "auto" and not verdict.on_gpu:
-        bound.why = "not all ranks have said, by like=, that their arrays lie on a GPU"
+    elif transport == "auto" and verdict.off_gpu >= 0:
+        bound.why = f"rank {verdict.off_gpu} has not said, by like=, that its arrays lie on a GPU"
     else:
         from xmesh.nccl.bind import bind_nccl
 
@@ -138,6 +138,17 @@ def bind(
         if bound.nccl is not None:
             bound.transport = "nccl"
     return bound
+
+
+def _of_rank(error: XmeshError, rank: int, name: str) -> XmeshError:
+    """An error that all ranks will raise, with the rank whose it is."""
+    text = str(error)
+    if f"rank {rank}" in text:
+        return error
+    from mpi4py import MPI
+
+    where = f"rank {rank} (host {MPI.Get_processor_name()}), tensor {name!r}"
+    return type(error)(f"{text}\n  context: {where}")
 
 
 def plan_parts(plan: Plan) -> dict[str, str]:

@@ -222,7 +222,7 @@ class Part:
         for request in in_flight:
             self._leave_alone(request, sources, outputs)
         if member.nccl is not None:
-            self._fences = member.nccl.ready(sources, outputs)
+            self._fences = member.nccl.ready(sources, outputs, new=out is None)
         elif _on_gpu(sources) or _on_gpu(outputs):
             self._take_on_gpu(sources)
         self._sources = sources

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmesh.device.array import DeviceArray
+from xmesh.device.gpu import current_device, load_cupy
 from xmesh.errors import ArrayError, explain
 from xmesh.interop import AnyArray, as_memory
 
@@ -64,10 +64,19 @@ def kind_of(like: Any, memory: AnyArray | None = None) -> Kind:
         memory: of the array, where it was read already.
 
     Raises:
-        ArrayError: it is no such thing, or CuPy is needed and not there.
+        ArrayError: it is no such thing.
+        TransportError: it means a GPU, and CuPy or the GPU is not there.
     """
     if like is None or isinstance(like, np.ndarray) or like is np:
         return NUMPY
+    if isinstance(like, str):
+        raise ArrayError(
+            explain(
+                "like must be the module of a library, or one of its arrays, and not its name",
+                values=f"{like!r}",
+                remedy=f"import it, and pass like={like.partition('.')[0]}",
+            )
+        )
     if isinstance(like, ModuleType):
         if like.__name__ == "cupy":
             return _CuPy(None)
@@ -119,12 +128,9 @@ class _CuPy(Kind):
     """
 
     def __init__(self, device: int | None) -> None:
-        try:
-            self._cupy: Any = importlib.import_module("cupy")
-            known = device is not None and device >= 0
-            self.device = device if known else int(self._cupy.cuda.runtime.getDevice())
-        except Exception as error:
-            raise _refused("cupy", error) from error
+        self._cupy: Any = load_cupy()
+        known = device is not None and device >= 0
+        self.device = device if known else current_device(self._cupy)
 
     def empty(self, shapes: Sequence[tuple[int, ...]], dtype: np.dtype[Any]) -> list[AnyArray]:
         """See ``Kind``."""

@@ -6,7 +6,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from xmesh.call import Part
-from xmesh.errors import PeerError, TransferTimeout, TransportError, XmeshError, explain
+from xmesh.errors import (
+    OptionError,
+    PeerError,
+    TransferTimeout,
+    TransportError,
+    XmeshError,
+    explain,
+)
 from xmesh.progress import seconds
 from xmesh.wait_policy import Pause, sleep
 
@@ -100,9 +107,20 @@ class Request:
 
         Raises:
             XmeshError: as ``wait``, as far as it is known by now.
+            OptionError: it is no stream of CuPy.
         """
         resharder = self._resharder
         limit_s = resharder.timeout_s if timeout_s is None else seconds(timeout_s)
+        if stream is not None and not hasattr(stream, "wait_event"):
+            raise OptionError(
+                explain(
+                    "wait_on takes a stream of CuPy",
+                    values=f"{stream!r} of type {type(stream).__name__}",
+                    remedy="for a stream of another library make one of it: "
+                    "cupy.cuda.Stream.from_external(stream), or ExternalStream(number) before "
+                    "CuPy 14",
+                )
+            )
         if not self.over:
             resharder.progress.wait(
                 _Enqueued(self), limit_s, lambda: self._time_out(limit_s), self._pause

@@ -96,7 +96,9 @@ def _in_short(error: Exception) -> str:
 def _cupy() -> Report:
     try:
         if importlib.util.find_spec("cupy") is None:
-            return {"missing": "CuPy is not installed: docs/gpu.md says which"}
+            return {
+                "missing": "CuPy is not installed: pip install cupy-cuda12x, or that of your CUDA"
+            }
     except (ImportError, ValueError) as error:
         return {"missing": f"CuPy is not installed ({error})"}
     return _found(lambda: {"version": str(load_cupy().__version__)})
@@ -263,8 +265,7 @@ def _messages(own: Report, has_mpi: bool) -> tuple[str, str]:
     """How messages of one rank carry device arrays, and why."""
     gpu = own["gpu"]
     if "missing" in gpu["device"]:
-        none = not gpu["device_files"] and "missing" in gpu["cupy"]
-        return "none", "no GPU is visible here" if none else gpu["device"]["missing"]
+        return "none", gpu["device"]["missing"]
     if not has_mpi:
         return "staged", "the host copies what goes from rank to rank in this process"
     aware = gpu["cuda_aware_mpi"]

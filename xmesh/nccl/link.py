@@ -67,8 +67,15 @@ class NcclLink:
         """Of the launches of this process."""
         return self._kept.order
 
-    def ready(self, sources: Sequence[AnyArray], outputs: Sequence[AnyArray]) -> list[Any]:
+    def ready(
+        self, sources: Sequence[AnyArray], outputs: Sequence[AnyArray], new: bool
+    ) -> list[Any]:
         """Check that arrays lie on this rank's GPU; events to wait for before they are touched.
+
+        Args:
+            sources: this rank's.
+            outputs: this rank's.
+            new: outputs are new arrays, made as ``like`` says.
 
         Raises:
             ArrayError: they do not.
@@ -77,14 +84,18 @@ class NcclLink:
         """
         for what, arrays in (("local", sources), ("out", outputs)):
             if any(not isinstance(a, DeviceArray) and a.size for a in arrays):
+                unsaid = new and what == "out"
                 raise ArrayError(
                     explain(
-                        f"{what} must lie in GPU memory for NCCL",
-                        values="an array in host memory",
+                        f"{'new outputs' if unsaid else what} must lie in GPU memory for NCCL",
+                        values="a new one of NumPy, as this rank's Resharder was made without like="
+                        if unsaid
+                        else "an array in host memory",
                         context=f"rank {self.endpoint.rank}, tensor {self.plan.name!r}, "
                         f"{self.plan.src} -> {self.plan.dst}",
-                        remedy="copy it to the GPU (cupy.asarray), say like=cupy for new outputs, "
-                        "or use transport='mpi'",
+                        remedy=("make the Resharder with like=cupy" if unsaid else "copy it to the")
+                        + (", or pass out=" if unsaid else " GPU (cupy.asarray)")
+                        + ", or use transport='mpi'",
                     )
                 )
         for communicator in self.communicators.values():

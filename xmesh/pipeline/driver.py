@@ -148,6 +148,12 @@ class Driver:
         ]
 
     @property
+    def transport(self) -> str:
+        """What moves this rank's arrays: "mpi" or "nccl"; "none" where it has no edges."""
+        found = {resharder.transport for resharder in self.resharders.values()}
+        return " and ".join(sorted(found)) or "none"
+
+    @property
     def gradients(self) -> dict[int, dict[str, Any]]:
         """Stage of this rank -> name of the weight -> its gradient in the last step.
 

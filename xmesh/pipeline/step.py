@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from xmesh.clocks import now_s
 from xmesh.errors import CallbackError, TransferTimeout, TransportError, XmeshError, explain
 from xmesh.interop import as_memory
@@ -266,6 +268,11 @@ class Step:
         if made.get(message.edge) is None:
             raise ValueError(f"{what} for edge {edge.name!r} is missing; it has shape {shape}")
         array = as_array(made[message.edge])
+        if self._resharder(message).transport == "nccl" and isinstance(array, np.ndarray):
+            raise ValueError(
+                f"{what} for edge {edge.name!r} lies in host memory, and NCCL moves none from "
+                "there: return one of CuPy, or make the Driver with transport='mpi'"
+            )
         memory = as_memory(array, what)  # whose dtype is NumPy's, whatever the library
         if memory.shape != shape or memory.dtype != edge.dtype:
             raise ValueError(

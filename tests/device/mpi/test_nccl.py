@@ -247,5 +247,5 @@ def test_auto_takes_nccl_where_all_arrays_are_on_devices(comm):
         mixed = conformance.OverMpi(comm, "auto", lambda rank: rank > 0)
         with mixed.resharder(conformance.rows_to_all(mixed)) as reshard:
             assert reshard.transport == "mpi"
-            assert "not all ranks have said, by like=" in reshard.why_transport
+            assert "has not said, by like=, that its arrays lie on a GPU" in reshard.why_transport
             works(mixed, reshard)

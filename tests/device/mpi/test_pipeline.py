@@ -6,9 +6,10 @@ import cupy
 import draws
 import pytest
 from cupy import _engine
-from pipelines import SIZE, Model, Stage, batch_of, compare, cut_in_groups, pipeline
+from pipelines import SIZE, Model, Stage, batch_of, compare, cut_in_groups, pipeline, raised
 
 from xmesh import World
+from xmesh.errors import CallbackError
 from xmesh.pipeline import Driver, Pipeline, Tied
 
 TRANSPORTS = ["mpi", "nccl"]
@@ -94,3 +95,22 @@ def test_tied_gradients_on_gpus_are_summed(comm, transport):
             for number, found in driver.gradients.items():
                 assert (found["w"].get() == number + 1).all()
                 assert (found["shared"].get() == wanted).all()
+
+
+def test_an_array_of_the_host_under_nccl_is_the_callbacks_mistake(comm):
+    if SIZE < 2:
+        pytest.skip("needs two ranks")
+    model, pipe = pipeline("gpipe", 2, 2)
+    stage = Stage(model, pipe, comm.rank)  # returns arrays of NumPy
+    with (
+        World(comm) as world,
+        Driver(pipe, world, stage, transport="nccl", like=cupy, timeout_s=60) as driver,
+    ):
+        assert driver.transport == "nccl"
+        error = raised(lambda: driver.step(batch_of(2, 1)))
+        assert isinstance(error, CallbackError)
+        for words in ("lies in host memory, and NCCL moves none", "action 0F0", "rank 0"):
+            assert words in str(error)
+        stage.xp = cupy
+        batch = batch_of(2, 2)
+        draws.together(comm, compare(driver, stage, driver.step(batch), batch))

@@ -80,3 +80,14 @@ def test_buffers_are_used_again_as_soon_as_a_stream_waits(comm, transport):
             copies.append(out.copy())
     good = all(np.array_equal(c.get(), whole[wanted] + i) for i, c in enumerate(copies))
     draws.together(comm, "" if good else f"rank {comm.rank}: {[c.get() for c in copies]}")
+
+
+def test_what_is_no_stream_is_refused(comm):
+    plan, whole, mine, _ = moved(comm)
+    local = cupy.asarray(np.ascontiguousarray(whole[mine]))
+    with xmesh.Resharder(plan, comm, like=cupy, transport="mpi", timeout_s=60) as reshard:
+        request = reshard.start(local)
+        for wrong in (7, "stream", object()):
+            with pytest.raises(xmesh.errors.OptionError, match="wait_on takes a stream of CuPy"):
+                request.wait_on(wrong)
+        request.wait()
