@@ -825,8 +825,8 @@ def test_memory_is_freed_too_early(run):
         if RANK == 0:
             data = Buffer(0)
             comm.recv(data.ptr, 1, FLOAT, 1, s.ptr)
+            say(fate(s, 0.5))  # it has begun by now
             data.memory = None
-            say(fate(s, 0.1))
             meet("freed")
             say(fate(s))
         else:
