@@ -44,6 +44,24 @@ class Steppable(Protocol):
         """Move on without waiting; True when anything happened."""
 
 
+class Siblings:
+    """Every ``Progress`` of one process, for as long as it is used; threads may look and join."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._all: weakref.WeakSet[Progress] = weakref.WeakSet()
+
+    def join(self, progress: Progress) -> None:
+        """One more."""
+        with self._lock:
+            self._all.add(progress)
+
+    def all(self) -> tuple[Progress, ...]:
+        """Those that there are now."""
+        with self._lock:
+            return tuple(self._all)
+
+
 class Progress:
     """What is in flight on one communicator, and the loop that waits for it.
 
@@ -55,10 +73,10 @@ class Progress:
             while another one computes, and starts some of its own in between.
     """
 
-    def __init__(self, siblings: weakref.WeakSet[Progress] | None = None) -> None:
+    def __init__(self, siblings: Siblings | None = None) -> None:
         self.lock = threading.RLock()
-        self._siblings = weakref.WeakSet() if siblings is None else siblings
-        self._siblings.add(self)
+        self._siblings = Siblings() if siblings is None else siblings
+        self._siblings.join(self)
         self._active: list[Steppable] = []
 
     def add(self, item: Steppable) -> None:
@@ -111,7 +129,7 @@ class Progress:
     def _step_others(self) -> bool:
         """Move on what is in flight on other communicators, unless another thread does."""
         moved = False
-        for other in tuple(self._siblings):
+        for other in self._siblings.all():
             if other is not self and other._active and other.lock.acquire(blocking=False):
                 try:
                     moved |= other.step()

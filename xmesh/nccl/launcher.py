@@ -34,6 +34,10 @@ class Job:
         """It moves by itself."""
         return False
 
+    def skip(self) -> None:
+        """Have nothing done when its turn comes."""
+        self._call = None
+
     def run(self) -> None:
         """Do it, in whatever thread this is."""
         call, self._call = self._call, None  # a job that is over keeps no arrays alive
@@ -68,7 +72,9 @@ class Launcher:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        #: What the thread takes its jobs from, and the one that it stands in.
         self._jobs: queue.SimpleQueue[Job] | None = None
+        self._running: Job | None = None
 
     def submit(self, gpu: Gpu, call: Callable[[], object]) -> Job:
         """Have something done after all that was asked before."""
@@ -81,23 +87,30 @@ class Launcher:
         return job
 
     def leave_behind(self, job: Job) -> None:
-        """Go on with another thread, where this job may never end."""
+        """Give a job up; where the thread stands in it, another one goes on with the rest."""
         with self._lock:
             if job.over or self._jobs is None:
                 return
-            old, self._jobs = self._jobs, queue.SimpleQueue()
-            while not old.empty():
-                left = old.get()
-                if left is not job:
-                    self._jobs.put(left)
+            if self._running is not job:
+                # It waits for its turn: those behind it must not overtake the one that runs.
+                job.skip()
+                return
+            left, self._jobs, self._running = self._jobs, queue.SimpleQueue(), None
+            while not left.empty():
+                self._jobs.put(left.get())
             self._start(self._jobs)
 
     def _start(self, jobs: queue.SimpleQueue[Job]) -> None:
-        def run() -> None:
-            while True:
-                job = jobs.get()
-                job.run()
-                if self._jobs is not jobs and jobs.empty():
-                    return  # left behind
+        threading.Thread(target=self._work, args=(jobs,), name="xmesh-launch", daemon=True).start()
 
-        threading.Thread(target=run, name="xmesh-launch", daemon=True).start()
+    def _work(self, jobs: queue.SimpleQueue[Job]) -> None:
+        while True:
+            job = jobs.get()
+            with self._lock:
+                self._running = job
+            job.run()
+            del job  # which knows a GPU, and the next one may be long in coming
+            with self._lock:
+                if self._jobs is not jobs:
+                    return  # left behind
+                self._running = None

@@ -10,7 +10,6 @@ import atexit
 import functools
 import os
 import time
-import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ from mpi4py import MPI
 
 from xmesh.arrays import Buffer, Bytes
 from xmesh.errors import TransportError, explain
-from xmesh.progress import Progress
+from xmesh.progress import Progress, Siblings
 from xmesh.transport.base import Endpoint
 from xmesh.transport.cuda_aware import (
     CudaAwareness,
@@ -54,7 +53,7 @@ class MpiContext:
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.comm = comm
         #: What moves transfers on, on all communicators of this process.
-        self._siblings: weakref.WeakSet[Progress] = weakref.WeakSet()
+        self._siblings = Siblings()
         if comm != MPI.COMM_SELF:  # what belongs to the process is kept there
             self._siblings = MpiContext.of(MPI.COMM_SELF)._siblings
         #: Whoever waits for one transfer on this communicator moves them all on.
