@@ -24,8 +24,9 @@ import mpi_guard
 
 ROOT = Path(__file__).resolve().parent.parent
 RANKS = "1,2,4,8,16"
-#: On each of their ranks a thread stands for a GPU, and looks for work all the time.
-MOST_DEVICE_RANKS = 8
+#: On each of their ranks a thread stands for a GPU, and looks for work all the time; `--only device
+#: --ranks 8` runs them on more.
+MOST_DEVICE_RANKS = 4
 #: Runs of the MPI tests of devices, see tests/device/mpi/conftest.py: what ranks have in their
 #: environment, and on which number of ranks alone, if on one.
 DEVICE_RUNS: dict[str, tuple[dict[str, str], int | None]] = {
