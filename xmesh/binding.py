@@ -128,6 +128,7 @@ def bind(
     else:
         from xmesh.nccl.bind import bind_nccl
 
+        assert gpu is not None  # else this rank's record was an error, or said so
         try:
             bound.nccl, bound.why = bind_nccl(
                 endpoint, plan, context, gpu, timeout_s, must=chosen == "nccl"

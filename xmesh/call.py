@@ -20,7 +20,7 @@ from xmesh.arguments import (
 from xmesh.device.array import DeviceArray
 from xmesh.device.gpu import Gpu, met_an_error
 from xmesh.device.memory import AwareMemory, DeviceMemory, StagedMemory
-from xmesh.errors import ArrayError, PeerError, XmeshError, explain
+from xmesh.errors import ArrayError, PeerError, TransferTimeout, XmeshError, explain
 from xmesh.execution import Execution
 from xmesh.interop import AnyArray
 from xmesh.like import NUMPY, Kind, kind_of
@@ -175,6 +175,8 @@ class Part:
         self._agreement: Agreement | None = None
         try:
             self._take(local, out, in_flight)
+        except TransferTimeout:
+            raise  # of a call before, whose memory this one was to use: the resharder is closed
         except ArrayError as error:
             self._own_error = error
         except MemoryError as error:

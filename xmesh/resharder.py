@@ -180,7 +180,8 @@ class Resharder:
 
         Raises:
             ClosedError: the resharder was closed, or failed before.
-            TransferTimeout: the oldest of 31 calls in flight did not end in time.
+            TransferTimeout: the oldest of 31 calls in flight did not end in time, or one that a
+                stream waits for, and whose memory this call is to use.
         """
         if self._closed:
             raise ClosedError(

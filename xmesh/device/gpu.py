@@ -8,6 +8,7 @@ of the caller.
 from __future__ import annotations
 
 import importlib
+import time
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
@@ -18,6 +19,7 @@ from xmesh.device.array import DeviceArray
 from xmesh.device.copy_kernel import SOURCE, THREADS, launches_of
 from xmesh.device.regions import Pair, copies_of
 from xmesh.errors import TransportError, explain
+from xmesh.wait_policy import sleep
 
 #: Runs of memory from this size on are left to the copy engines.
 _ENGINE_NBYTES = 64 * 2**10
@@ -91,6 +93,27 @@ class Fence:
                 raise self._runtime.CUDARuntimeError(status)
             self._done = status == 0
         return self._done
+
+
+def wait_for_stream(cupy: Any, timeout_s: float) -> bool:
+    """Wait for this thread's current stream, as CuPy's own waits have no end.
+
+    Args:
+        cupy: the module.
+        timeout_s: seconds.
+
+    Returns:
+        False when it has not come to its end in time.
+    """
+    event = cupy.cuda.Event(disable_timing=True)
+    event.record(cupy.cuda.get_current_stream())
+    fence, deadline_s, idle = Fence(cupy.cuda.runtime, event), time.monotonic() + timeout_s, 0
+    while not fence.done:
+        if time.monotonic() > deadline_s:
+            return False
+        idle += 1
+        sleep(idle)
+    return True
 
 
 def met_an_error(error: Exception, where: str) -> TransportError:

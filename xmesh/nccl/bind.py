@@ -18,7 +18,7 @@ def bind_nccl(
     endpoint: MpiEndpoint,
     plan: Plan,
     context: MpiContext,
-    gpu: Gpu | None,
+    gpu: Gpu,
     timeout_s: float,
     must: bool,
 ) -> tuple[NcclLink | None, str]:
@@ -42,7 +42,6 @@ def bind_nccl(
     subject = f"tensor {plan.name!r}, {plan.src} -> {plan.dst}"
     try:
         version = version_text(load_nccl().get_version())
-        assert gpu is not None  # an error otherwise, before ranks agreed
         gpu.compile()
         told = {"gpu": gpu.bus, "why": "", "version": version}
     except XmeshError as error:
@@ -58,7 +57,6 @@ def bind_nccl(
         if must:
             raise
         return None, f"NCCL cannot be used: {_one_line(error)}"
-    assert gpu is not None
     program = compile_nccl(plan, endpoint.rank)
     try:
         connected = connect_all(context, endpoint, program.groups, gpu, timeout_s, subject)

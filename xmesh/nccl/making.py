@@ -35,7 +35,7 @@ def require_own_gpus(names: Mapping[int, str], endpoint: MpiEndpoint, subject: s
     """Refuse ranks that share a GPU: NCCL would hang, or refuse them in words of its own.
 
     Args:
-        names: by rank, from ``gpu_name``.
+        names: by rank, ``Gpu.bus``.
         endpoint: knows the ranks' hosts.
         subject: what is being set up.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xmesh.device.array import DeviceArray
-from xmesh.device.gpu import load_cupy
+from xmesh.device.gpu import load_cupy, wait_for_stream
 from xmesh.errors import ArrayError, TransferTimeout, explain
 from xmesh.interop import as_memory
 from xmesh.mesh import DeviceMesh
@@ -165,6 +165,8 @@ class TiedSum:
                 self._compared = True
             # Not every MPI knows GPU memory, and some that do know it not in reductions.
             on_gpu = not isinstance(total, np.ndarray)
+            if on_gpu and not wait_for_stream(load_cupy(), self._timeout_s):
+                raise self._late("this rank's GPU has not come to the end of the step")
             summed = total.get() if on_gpu else total
             self._wait(self._comm.Iallreduce(MPI.IN_PLACE, summed))
             if on_gpu:
@@ -177,14 +179,18 @@ class TiedSum:
         while not request.Test():
             if time.monotonic() > end_s:
                 self._abandoned.append(request)
-                raise TransferTimeout(
-                    explain(
-                        f"all stages of a tied weight must sum it within {self._timeout_s:g} s",
-                        values=f"tied weight {self._tied.name!r} of stages {self._tied.stages}",
-                        remedy="look for an error on their ranks, or raise timeout_s",
-                    )
-                )
+                raise self._late("another stage stayed away")
             time.sleep(50e-6)
+
+    def _late(self, why: str) -> TransferTimeout:
+        return TransferTimeout(
+            explain(
+                f"all stages of a tied weight must sum it within {self._timeout_s:g} s",
+                values=why,
+                context=f"tied weight {self._tied.name!r} of stages {self._tied.stages}",
+                remedy="look for an error on their ranks, or raise timeout_s",
+            )
+        )
 
     def _require_alike(self, kinds: Mapping[int, str]) -> None:
         if len(set(kinds.values())) > 1:
