@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,6 +43,10 @@ OPTIONAL = ("matplotlib", "ml_dtypes", "mpi4py")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell without job control has what it starts in the background ignore Ctrl-C, and so would
+    # the commands that tests interrupt.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     missing = [name for name in OPTIONAL if importlib.util.find_spec(name) is None]
     if missing and os.environ.get("CI") == "true":
         raise pytest.UsageError(f"in CI nothing may be skipped for want of {', '.join(missing)}")

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from xmesh.device import regions
+from xmesh.device import copy_kernel, regions
 from xmesh.device.array import DeviceArray, address_of
 from xmesh.device.copy_kernel import COPIES_PER_LAUNCH, launches_of
-from xmesh.device.regions import Copy, Pair, c_strides, copies_of
+from xmesh.device.regions import Copy, Kind, Pair, c_strides, copies_of
 
 
 def pair_of(source: NDArray[Any], destination: NDArray[Any]) -> Pair:
@@ -72,49 +72,110 @@ def test_copies_equal_numpys(data):
     noise = np.frombuffer(random.bytes((1 + source.size) * itemsize), source.dtype)
     source[...] = noise[1:].reshape(shape)
     expected = np.array(source)
-    for word, copies in copies_of([pair_of(source, destination)]).items():
+    for kind, copies in copies_of([pair_of(source, destination)]).items():
         for copy in copies:
-            make(word, copy)
+            make(kind.word_nbytes, copy)
     assert destination.tobytes() == expected.tobytes()
     assert source.tobytes() == expected.tobytes()
 
 
 def test_what_follows_in_memory_is_one_dimension():
     array = np.zeros((4, 6, 8), np.float32)
-    ((word, (copy,)),) = copies_of([pair_of(array, np.empty_like(array))]).items()
-    assert word == 16
+    (((word, turned), (copy,)),) = copies_of([pair_of(array, np.empty_like(array))]).items()
+    assert (word, turned) == (16, False)
     assert copy.shape == (4 * 6 * 8 * 4 // 16,)
     columns = array[:, :, 2:6]
-    ((word, (copy,)),) = copies_of([pair_of(columns, np.zeros((4, 6, 4), np.float32))]).items()
-    assert (word, copy.shape) == (8, (24, 2))
+    (((word, turned), (copy,)),) = copies_of(
+        [pair_of(columns, np.zeros((4, 6, 4), np.float32))]
+    ).items()
+    assert (word, turned, copy.shape) == (8, False, (24, 2))
     assert copy.source_strides == (32, 8)
     assert copy.destination_strides == (16, 8)
 
 
 def test_an_odd_address_takes_narrow_words():
     memory = np.zeros(65, np.uint8)
-    ((word, (copy,)),) = copies_of([pair_of(memory[1:], np.zeros(64, np.uint8))]).items()
-    assert (word, copy.words) == (1, 64)
+    (((word, turned), (copy,)),) = copies_of([pair_of(memory[1:], np.zeros(64, np.uint8))]).items()
+    assert (word, turned, copy.words) == (1, False, 64)
+
+
+def test_memory_of_one_order_is_copied_in_that_order():
+    """Also where it is not that of C; and from the inside of an array to that of another."""
+    one, other = (np.zeros((4, 6, 8), np.float32, order="F") for _ in range(2))
+    (((word, turned), (copy,)),) = copies_of([pair_of(one, other)]).items()
+    assert (word, turned, copy.shape) == (16, False, (one.nbytes // 16,))
+    inside = (slice(0, 2), slice(1, 5), slice(2, 7))
+    (((word, turned), (copy,)),) = copies_of([pair_of(one[inside], other[inside])]).items()
+    assert (word, turned, copy.shape) == (8, False, (5, 4))
+
+
+@pytest.mark.parametrize(
+    ("source", "destination", "shape"),
+    [
+        (np.zeros((30, 40), "f4"), np.zeros((40, 30), "f4").T, (40, 30)),
+        # Pictures, from channels last to channels first: rows follow the channels.
+        (np.zeros((20, 30, 3), "f4").transpose(2, 0, 1), np.zeros((3, 20, 30), "f4"), (3, 600)),
+        # Of four dimensions only the nearest of each side matter.
+        (
+            np.zeros((5, 6, 7, 8), "f8").transpose(1, 3, 0, 2),
+            np.zeros((6, 8, 5, 7), "f8"),
+            (6, 5, 8, 7),
+        ),
+    ],
+)
+def test_another_order_is_turned(source, destination, shape):
+    (((word, turned), (copy,)),) = copies_of([pair_of(source, destination)]).items()
+    assert (word, turned, copy.shape) == (source.itemsize, True, shape)
+    assert abs(copy.source_strides[-2]) == abs(copy.destination_strides[-1]) == word
+
+
+def test_what_is_repeated_or_comes_in_long_runs_is_not_turned():
+    repeated = np.broadcast_to(np.zeros((40, 1), "f4"), (40, 30))
+    columns = np.zeros((40, 30, 16), "f4").transpose(1, 0, 2)
+    for source in (repeated, columns):
+        ((kind, _),) = copies_of([pair_of(source, np.zeros(source.shape, "f4"))]).items()
+        assert not kind.turned
+
+
+@given(st.integers(1, 2**31 - 1), st.integers(0, 2**31 - 1))
+def test_division_by_multiplication(divisor, number):
+    magic, shift = copy_kernel._division(divisor)
+    assert magic < 2**32
+    for n in (number, number // divisor * divisor, max(0, number // divisor * divisor - 1)):
+        assert n // divisor == n * magic >> shift
+
+
+@given(st.integers(1, 5000), st.integers(1, 5000), st.sampled_from([10, 12]))
+def test_tiles_fit_and_are_full_where_they_can_be(rows, columns, bits):
+    row_bits, column_bits = copy_kernel._sides(bits, rows, columns)
+    assert 1 <= row_bits <= 8
+    assert 1 <= column_bits <= 8
+    assert row_bits + column_bits <= bits
+    if row_bits + column_bits < bits:  # a longer one would be no better
+        assert 1 << row_bits >= min(rows, 256)
+        assert 1 << column_bits >= min(columns, 256)
 
 
 def test_a_copy_past_the_limits_is_cut(monkeypatch):
     monkeypatch.setattr(regions, "MAX_WORDS", 10)
+    monkeypatch.setattr(regions, "MAX_REACH_NBYTES", 300)
     monkeypatch.setattr(regions, "MAX_DIMS", 2)
     source = np.arange(3 * 4 * 5 * 6, dtype=np.int32).reshape(3, 4, 5, 6)[:, ::2, :, ::2]
     destination = np.zeros(source.shape, np.int32)
     found = copies_of([pair_of(source, destination)])
     assert sum(map(len, found.values())) > 6
-    for word, copies in found.items():
+    for kind, copies in found.items():
         for copy in copies:
             assert copy.words <= 10
+            assert copy.reach_nbytes <= 300
             assert len(copy.shape) <= 2
-            make(word, copy)
+            make(kind.word_nbytes, copy)
     assert np.array_equal(source, destination)
 
 
 def test_many_copies_are_few_launches():
     copies = [Copy(64 * i, 4096 + 64 * i, (4,), (16,), (16,)) for i in range(40)]
-    launches = list(launches_of(copies))
+    launches = list(launches_of(Kind(16, False), copies))
     assert [launch.grid[1] for launch in launches] == [16, 16, 8]
     assert len(launches) == -(-40 // COPIES_PER_LAUNCH)
     # By value, in the 4 KiB that a kernel's arguments may take.

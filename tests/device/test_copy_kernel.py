@@ -152,6 +152,37 @@ def test_packing_and_unpacking_equal_numpy(device, items, odd, staged, seed):
         assert (whole[odd + len(wanted) :] == GUARD).all()
 
 
+@pytest.mark.parametrize("itemsize", [1, 2, 4, 8, 12, 16])
+@pytest.mark.parametrize(
+    ("shape", "order"),
+    [
+        ((70, 45), (1, 0)),
+        ((64, 128), (1, 0)),
+        ((3, 1500), (1, 0)),
+        ((1500, 3), (1, 0)),
+        ((3, 33, 34), (2, 1, 0)),
+        ((2, 3, 40, 5), (1, 3, 0, 2)),
+    ],
+)
+def test_turned_copies_go_by_tiles(device, shape, order, itemsize, monkeypatch):
+    """Into memory of another order; more tiles than blocks, and backwards along a dimension."""
+    monkeypatch.setattr(copy_kernel, "_MOST_BLOCKS", 2)
+    nbytes = int(np.prod(shape)) * itemsize
+    dtype = np.dtype(ITEMS[itemsize])
+    source, target = Buffer(nbytes, 1), Buffer(nbytes + 16, 2)
+    host = np.ndarray(shape, dtype, source.inner)
+    one = View(source, nbytes - itemsize, shape, tuple(-s for s in host.strides), dtype)
+    turned = np.ndarray(tuple(shape[d] for d in order), dtype, target.inner, 16)
+    other = View(target, 16, shape, turned.transpose(np.argsort(order)).strides, dtype)
+    other.host[...] = one.host
+    launched = engine.counters["launch"]
+    AwareMemory(device, 1, 0).copy([(one.there, other.there)])
+    device.incoming.synchronize()
+    assert engine.counters["launch"] == launched + 1
+    source.check()
+    target.check()
+
+
 def rows(count: int, itemsize: int = 4, length: int = 3):
     """Regions of one word size that are no runs of memory, with the buffer that they lie in."""
     step = itemsize * (2 * length)

@@ -510,6 +510,16 @@ extern "C" __global__ void where(uint4 *out) {
 extern "C" __global__ void misaligned(unsigned int *x) { *(uint4 *)(x + 1) = uint4{1, 2, 3, 4}; }
 
 extern "C" __global__ void beyond(unsigned char *x, int n) { x[n] = 1; }
+
+extern "C" __global__ void turn_round(int *x, int together, int last) {
+    __shared__ int there[64];
+    for (int part = 0; part < 3; ++part, x += 64) {
+        there[threadIdx.x] = x[threadIdx.x];
+        if (together && threadIdx.x <= last) __syncthreads();
+        x[threadIdx.x] = there[63 - threadIdx.x];
+        if (together) __syncthreads();
+    }
+}
 """
 
 
@@ -574,10 +584,32 @@ def test_launches_are_checked(kernels):
         kernel((1,), (1,), (x, np.zeros(4, "f4"), np.float32(1), 4))
     with pytest.raises(RuntimeError, match="named symbol not found"):
         kernels.get_function("absent")
-    with pytest.raises(Exception, match="__shared__"):
-        cupy.RawKernel('extern "C" __global__ void f() { __shared__ int x; }', "f")((1,), (1,), ())
+    with pytest.raises(Exception, match="__shfl_sync"):
+        cupy.RawKernel('extern "C" __global__ void f() { __shfl_sync(1, 2, 3); }', "f")(
+            (1,), (1,), ()
+        )
     with pytest.raises(Exception, match="cstdint"):
         cupy.RawKernel("#include <cstdint>\n" + KERNELS, "axpy")((1,), (1,), good)
+
+
+def test_threads_of_a_block_wait_for_each_other(kernels):
+    """Shared memory: right with barriers, and wrong without, in whatever order threads run."""
+    turn_round = kernels.get_function("turn_round")
+    numbers = np.arange(192, dtype=np.int32)
+    turned = numbers.reshape(3, 64)[:, ::-1].ravel()
+    for together in (1, 0) * 5:
+        array = cupy.asarray(numbers)
+        turn_round((1,), (64,), (array, together, 63))
+        assert (array.get() == turned).all() == together
+
+
+@pytest.mark.parametrize("last", [0, 62])
+def test_a_barrier_that_not_all_threads_come_to_is_noticed(kernels, last):
+    # All come to the second barrier, but some to the first.
+    array = cupy.zeros(192, "i4")
+    kernels.get_function("turn_round")((1,), (64,), (array, 1, last))
+    with pytest.raises(cupy.cuda.runtime.CUDARuntimeError, match="not all threads"):
+        array.get()
 
 
 def test_a_kernel_that_writes_beyond_its_array_is_noticed(kernels):
@@ -600,7 +632,8 @@ def test_ranks_share_compiled_kernels(tmp_path):
         'x = cupy.zeros(1, "i4")\nk((1,), (1,), (x,))\nassert x.item() == 7'
     )
     passes(code, DOUBLE_CACHE=str(tmp_path))
-    assert len(list(tmp_path.iterdir())) == 1
+    # The kernel, and what runs the threads of all kernels.
+    assert len(list(tmp_path.iterdir())) == 2
     passes(code, DOUBLE_CACHE=str(tmp_path), CXX="/nonexistent/g++")
 
 

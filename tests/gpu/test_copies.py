@@ -101,6 +101,19 @@ def test_shapes(gpu, kind):
 
 
 @pytest.mark.parametrize("kind", MEMORIES)
+@pytest.mark.parametrize("name", ["u1", "<f2", "<f4", "<f8", "V12", "<c16"])
+def test_tiles(gpu, kind, name):
+    """From one order to the other: several tiles along each dimension, the last ones in part."""
+    memory = MEMORIES[kind](gpu, 1 << 25, 0)
+    large = (90, 70) if ON_DOUBLE else (1111, 999)
+    for shape in (large, (3, large[0]), (large[0], 3), (5, *large), (2, 40, 3, 50)):
+        array = oracle.whole(shape, name)
+        for there, back in (("F", "C"), ("C", "F"), ("swapped", "C"), ("C", "reversed")):
+            source = oracle.guarded_copy(array, there)
+            check(memory, [source], [oracle.guarded(shape, array.dtype, back)])
+
+
+@pytest.mark.parametrize("kind", MEMORIES)
 def test_more_arrays_than_one_launch_takes(gpu, kind):
     memory = MEMORIES[kind](gpu, 1 << 20, 0)
     arrays = [oracle.whole((3, n), "<f4", n) for n in range(1, 3 * COPIES_PER_LAUNCH)]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from xmesh.device.array import DeviceArray
-from xmesh.device.copy_kernel import SOURCE, THREADS, launches_of
+from xmesh.device.copy_kernel import KERNELS, SOURCE, THREADS, launches_of
 from xmesh.device.regions import Pair, copies_of
 from xmesh.errors import TransportError, explain
 from xmesh.wait_policy import sleep
@@ -194,9 +194,9 @@ class Gpu:
         return self.cupy.cuda.Device(self.device)
 
     @cached_property
-    def _kernels(self) -> dict[int, Any]:
+    def _kernels(self) -> dict[str, Any]:
         module = self.cupy.RawModule(code=SOURCE)
-        return {word: module.get_function(f"copy_{word}") for word in (1, 2, 4, 8, 16)}
+        return {name: module.get_function(name) for name in KERNELS}
 
     def compile(self) -> None:
         """Have the kernels ready before they are needed.
@@ -294,11 +294,11 @@ class Gpu:
         """Give copies to a stream: of GPU memory, or between it and pinned host memory."""
         runtime = self.cupy.cuda.runtime
         with self.here(), stream:
-            for word, copies in copies_of(pairs).items():
-                strided = []
+            for kind, copies in copies_of(pairs).items():
+                strided, step = [], (kind.word_nbytes,)
                 for copy in copies:
-                    runs = copy.source_strides == copy.destination_strides == (word,)
-                    nbytes = copy.words * word
+                    runs = copy.source_strides == copy.destination_strides == step
+                    nbytes = copy.words * kind.word_nbytes
                     if runs and nbytes >= _ENGINE_NBYTES:
                         runtime.memcpyAsync(
                             copy.destination,
@@ -309,5 +309,5 @@ class Gpu:
                         )
                     else:
                         strided.append(copy)
-                for launch in launches_of(strided):
-                    self._kernels[word](launch.grid, (THREADS,), (launch.table,))
+                for launch in launches_of(kind, strided):
+                    self._kernels[launch.kernel](launch.grid, (THREADS,), (launch.table,))

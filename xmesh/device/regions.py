@@ -2,7 +2,9 @@
 
 A copy of any region is a loop over words: its contiguous inner runs are cut into the widest words
 that sizes, strides and addresses allow, and dimensions that follow each other in memory on both
-sides are merged. What is left fits a few registers of a thread.
+sides are merged. The order of the loop is that of the destination's memory, so that neighbouring
+threads write neighbouring words. Where the source lies in another order, what they read would be
+far apart: such a copy is turned, and goes by tiles.
 """
 
 from __future__ import annotations
@@ -16,8 +18,10 @@ from typing import NamedTuple
 MAX_WORD_NBYTES = 16
 #: Dimensions of one copy; a region of more takes several.
 MAX_DIMS = 6
-#: Words of one copy: indices are 32 bits wide, as 64-bit division is slow on a GPU.
+#: Words of one copy, and bytes from its first to its last: indices and offsets have 32 bits, as
+#: arithmetic with 64 costs a GPU several times as much.
 MAX_WORDS = 2**31 - 1
+MAX_REACH_NBYTES = 2**31 - 1
 
 
 class Copy(NamedTuple):
@@ -29,6 +33,8 @@ class Copy(NamedTuple):
         shape: words along each dimension.
         source_strides: in bytes.
         destination_strides: in bytes.
+        turned: the last dimension follows the destination's memory, and the one before it the
+            source's.
     """
 
     source: int
@@ -36,28 +42,60 @@ class Copy(NamedTuple):
     shape: tuple[int, ...]
     source_strides: tuple[int, ...]
     destination_strides: tuple[int, ...]
+    turned: bool = False
 
     @property
     def words(self) -> int:
         """Number of words."""
         return math.prod(self.shape)
 
-    def part(self, first: int, count: int) -> Copy:
-        """That of ``count`` rows of the first dimension."""
-        return self._replace(
-            source=self.source + first * self.source_strides[0],
-            destination=self.destination + first * self.destination_strides[0],
-            shape=(count, *self.shape[1:]),
+    @property
+    def reach_nbytes(self) -> int:
+        """The farthest that a word can be from the first, on either side."""
+        return max(
+            sum((extent - 1) * abs(stride) for extent, stride in zip(self.shape, side, strict=True))
+            for side in (self.source_strides, self.destination_strides)
         )
 
+    def part(self, dim: int, first: int, count: int) -> Copy:
+        """That of ``count`` words along a dimension, from one on."""
+        return self._replace(
+            source=self.source + first * self.source_strides[dim],
+            destination=self.destination + first * self.destination_strides[dim],
+            shape=(*self.shape[:dim], count, *self.shape[dim + 1 :]),
+        )
 
-class _Form(NamedTuple):
-    """A copy without its addresses."""
+    def rows(self) -> Iterator[Copy]:
+        """Those of each index of the first dimension, without it."""
+        for i in range(self.shape[0]):
+            row = self.part(0, i, 1)
+            yield row._replace(
+                shape=row.shape[1:],
+                source_strides=row.source_strides[1:],
+                destination_strides=row.destination_strides[1:],
+            )
+
+
+class Form(NamedTuple):
+    """What copies have in common wherever they lie: see Copy."""
 
     word_nbytes: int
     shape: tuple[int, ...]
     source_strides: tuple[int, ...]
     destination_strides: tuple[int, ...]
+    turned: bool
+
+
+class Kind(NamedTuple):
+    """What copies of one launch share.
+
+    Attributes:
+        word_nbytes: bytes of a word.
+        turned: see Copy.
+    """
+
+    word_nbytes: int
+    turned: bool
 
 
 class Pair(NamedTuple):
@@ -80,9 +118,9 @@ class Pair(NamedTuple):
     itemsize: int
 
 
-def copies_of(pairs: Iterable[Pair]) -> dict[int, list[Copy]]:
-    """Copies that take some regions to their places, by word size in bytes."""
-    found: dict[int, list[Copy]] = {}
+def copies_of(pairs: Iterable[Pair]) -> dict[Kind, list[Copy]]:
+    """Copies that take some regions to their places, by kind."""
+    found: dict[Kind, list[Copy]] = {}
     for pair in pairs:
         if 0 in pair.shape:
             continue
@@ -94,7 +132,7 @@ def copies_of(pairs: Iterable[Pair]) -> dict[int, list[Copy]]:
             (pair.source | pair.destination) & (MAX_WORD_NBYTES - 1),
         )
         whole = Copy(pair.source, pair.destination, *form[1:])
-        found.setdefault(form.word_nbytes, []).extend(_cut(whole))
+        found.setdefault(Kind(form.word_nbytes, form.turned), []).extend(_cut(whole))
     return found
 
 
@@ -114,14 +152,16 @@ def _form(
     destination_strides: tuple[int, ...],
     itemsize: int,
     low_bits: int,
-) -> _Form:
-    """Merge dimensions, then choose the word."""
+) -> Form:
+    """Order and merge dimensions, choose the word, and see whether the source is turned."""
     # The bytes of an element are one more dimension: then the last is contiguous on both sides.
+    elements = sorted(
+        zip(shape, source_strides, destination_strides, strict=True),
+        key=lambda dim: abs(dim[2]),
+        reverse=True,
+    )
     dims: list[tuple[int, int, int]] = []
-    for extent, source, destination in (
-        *zip(shape, source_strides, destination_strides, strict=True),
-        (itemsize, 1, 1),
-    ):
+    for extent, source, destination in (*elements, (itemsize, 1, 1)):
         if extent == 1:
             continue
         if dims and dims[-1][1:] == (extent * source, extent * destination):
@@ -138,32 +178,32 @@ def _form(
     dims[-1] = (run // word, word, word)
     if dims[-1][0] == 1 and len(dims) > 1:
         dims.pop()
-    return _Form(
+    # A source that is repeated, of stride 0, is read from the cache in any order.
+    nearest = min((abs(source) for _, source, _ in dims if source), default=0)
+    turned = bool(dims[-1][1]) and abs(dims[-1][1]) > nearest
+    if turned:
+        along = max(d for d, dim in enumerate(dims) if abs(dim[1]) == nearest)
+        dims.insert(-1, dims.pop(along))
+    return Form(
         word,
         tuple(extent for extent, _, _ in dims),
         tuple(source for _, source, _ in dims),
         tuple(destination for _, _, destination in dims),
+        turned,
     )
 
 
 def _cut(copy: Copy) -> Iterator[Copy]:
     """The same in copies that are within the limits."""
-    extent = copy.shape[0]
-    too_many = copy.words > MAX_WORDS
-    if len(copy.shape) > MAX_DIMS or (too_many and extent == 1):
-        for i in range(extent):
-            row = copy.part(i, 1)
-            yield from _cut(
-                Copy(
-                    row.source,
-                    row.destination,
-                    row.shape[1:],
-                    row.source_strides[1:],
-                    row.destination_strides[1:],
-                )
-            )
-    elif too_many:
-        yield from _cut(copy.part(0, extent // 2))
-        yield from _cut(copy.part(extent // 2, extent - extent // 2))
+    if len(copy.shape) > MAX_DIMS:
+        for row in copy.rows():
+            yield from _cut(row)
+    elif copy.words > MAX_WORDS or copy.reach_nbytes > MAX_REACH_NBYTES:
+        strides = zip(copy.shape, copy.source_strides, copy.destination_strides, strict=True)
+        reach = [((n - 1) * max(abs(one), abs(other)), n) for n, one, other in strides]
+        dim = reach.index(max(reach))
+        half = copy.shape[dim] // 2
+        yield from _cut(copy.part(dim, 0, half))
+        yield from _cut(copy.part(dim, half, copy.shape[dim] - half))
     else:
         yield copy

@@ -10,14 +10,16 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from cupy import _settings
 from cupy._errors import CUDADriverError, explained
 
 _HERE = Path(__file__).parent
+_ANY_FLAGS = ("-x", "c++", "-std=c++17", "-O1", "-shared", "-fPIC")
 _FLAGS = (
-    *("-x", "c++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-fno-strict-aliasing"),
+    *(*_ANY_FLAGS, "-w", "-fno-strict-aliasing"),
     # NVRTC finds no header of the host; nodefaultlibs: the sanitizer's run time is _launch.h.
     *("-nostdinc", "-nodefaultlibs", "-fsanitize=alignment"),
 )
@@ -73,13 +75,26 @@ def _library(code: str, options: tuple[str, ...], names: tuple[str, ...]) -> cty
             *(f"DOUBLE_KERNEL({name})" for name in names),
         ]
     )
-    headers = [(_HERE / name).read_text() for name in ("_cuda.h", "_launch.h")]
     flags = [*_FLAGS, *_host_options(options)]
-    key = hashlib.sha256("\0".join([*flags, *headers, source]).encode()).hexdigest()[:32]
-    path = _folder() / f"{key}.so"
+    _threads()
+    return ctypes.CDLL(str(_built(source, flags, "_cuda.h", "_launch.h")))
+
+
+@functools.cache
+def _threads() -> ctypes.CDLL:
+    """What kernels call to run the threads of a block, for them all."""
+    return ctypes.CDLL(
+        str(_built((_HERE / "_threads.cpp").read_text(), _ANY_FLAGS)), ctypes.RTLD_GLOBAL
+    )
+
+
+def _built(source: str, flags: Sequence[str], *headers: str) -> Path:
+    """A shared library, made unless there is one."""
+    parts = [*flags, *((_HERE / name).read_text() for name in headers), source]
+    path = _folder() / f"{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:32]}.so"
     if not path.exists():
         _compile(source, flags, path)
-    return ctypes.CDLL(str(path))
+    return path
 
 
 def _host_options(options: tuple[str, ...]) -> list[str]:
@@ -94,7 +109,7 @@ def _host_options(options: tuple[str, ...]) -> list[str]:
     return kept
 
 
-def _compile(source: str, flags: list[str], path: Path) -> None:
+def _compile(source: str, flags: Sequence[str], path: Path) -> None:
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None:
         raise CompileException("the double compiles kernels by g++, which is not there")

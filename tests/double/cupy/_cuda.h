@@ -1,6 +1,6 @@
-// Enough of CUDA C++ to compile plain kernels for the host: no shared memory and no barriers, for
-// the threads of a block run one after the other. No header of the host is included, as NVRTC has
-// none either.
+// Enough of CUDA C++ to compile plain kernels for the host: the threads of a block run one after the
+// other, each up to its next barrier (see _threads.cpp). No header of the host is included, as NVRTC
+// has none either.
 #pragma once
 
 #define __global__
@@ -8,6 +8,7 @@
 #define __host__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
+#define __shared__ static  // blocks run one after the other
 
 typedef __SIZE_TYPE__ size_t;
 typedef __PTRDIFF_TYPE__ ptrdiff_t;
@@ -41,6 +42,14 @@ struct dim3 {
 // One thread of the process runs all kernels, so these need not be thread_local.
 static uint3 threadIdx, blockIdx;
 static dim3 blockDim, gridDim;
+
+extern "C" void double_barrier();
+
+static inline void __syncthreads() {
+    const uint3 mine = threadIdx;
+    double_barrier();
+    threadIdx = mine;
+}
 
 template <class T>
 static inline T min(T a, T b) {

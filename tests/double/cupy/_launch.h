@@ -1,5 +1,8 @@
 // Follows the kernels: runs one for every thread of a launch. Parameter types come from the
 // kernel's own type.
+extern "C" int double_run_block(void (*run)(void *, unsigned int), void *argument,
+                                unsigned int threads, int backwards);
+
 namespace double_of_cuda {
 
 template <int... I>
@@ -32,32 +35,41 @@ int describe(void (*)(A...), int *sizes) {  // size, alignment, and whether it i
 static void *before_the_threads[5];
 
 template <class... A, int... I>
-__attribute__((noinline)) int run(void (*kernel)(A...), Indices<I...>, void **parameters,
-                                  const unsigned int *sizes, int backwards) {
+void run_thread(void (*kernel)(A...), Indices<I...>, void **parameters, unsigned int number) {
+    threadIdx.x = number % blockDim.x;
+    threadIdx.y = number / blockDim.x % blockDim.y;
+    threadIdx.z = number / blockDim.x / blockDim.y;
+    kernel(*static_cast<A *>(parameters[I])...);
+}
+
+template <class... A>
+struct Thread {
+    void (*kernel)(A...);
+    void **parameters;
+    static void run(void *self, unsigned int number) {
+        const Thread &thread = *static_cast<Thread *>(self);
+        run_thread(thread.kernel, typename Count<sizeof...(A)>::type(), thread.parameters, number);
+    }
+};
+
+// 0: all is well. 1: a misaligned access. 2: some threads ended while others were at a barrier.
+template <class... A>
+__attribute__((noinline)) int launch(void (*kernel)(A...), void **parameters,
+                                     const unsigned int *sizes, int backwards) {
     gridDim = {sizes[0], sizes[1], sizes[2]};
     blockDim = {sizes[3], sizes[4], sizes[5]};
     const unsigned long long grid = 1ull * gridDim.x * gridDim.y * gridDim.z;
-    const unsigned long long block = 1ull * blockDim.x * blockDim.y * blockDim.z;
+    const unsigned int block = blockDim.x * blockDim.y * blockDim.z;
+    Thread<A...> thread = {kernel, parameters};
     if (__builtin_setjmp(before_the_threads)) return 1;
     for (unsigned long long i = 0; i < grid; ++i) {
         const unsigned long long b = backwards ? grid - 1 - i : i;
         blockIdx.x = b % gridDim.x;
         blockIdx.y = b / gridDim.x % gridDim.y;
         blockIdx.z = b / gridDim.x / gridDim.y;
-        for (unsigned long long j = 0; j < block; ++j) {
-            const unsigned long long t = backwards ? block - 1 - j : j;
-            threadIdx.x = t % blockDim.x;
-            threadIdx.y = t / blockDim.x % blockDim.y;
-            threadIdx.z = t / blockDim.x / blockDim.y;
-            kernel(*static_cast<A *>(parameters[I])...);
-        }
+        if (double_run_block(&Thread<A...>::run, &thread, block, backwards)) return 2;
     }
     return 0;
-}
-
-template <class... A>
-int launch(void (*kernel)(A...), void **parameters, const unsigned int *sizes, int backwards) {
-    return run(kernel, typename Count<sizeof...(A)>::type(), parameters, sizes, backwards);
 }
 
 }  // namespace double_of_cuda

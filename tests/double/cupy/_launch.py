@@ -43,8 +43,12 @@ def launch(kernel: Kernel, grid, block, args, shared_mem: int, stream_ptr: int) 
         pointers = (ctypes.c_void_p * max(1, len(parameters)))(
             *(parameter.ctypes.data for parameter in parameters)
         )
-        if kernel.run(pointers, (ctypes.c_uint * 6)(*sizes), int(backwards)):
+        outcome = kernel.run(pointers, (ctypes.c_uint * 6)(*sizes), int(backwards))
+        if outcome == 1:
             raise CUDARuntimeError(716)
+        if outcome:
+            why = f"a barrier in {kernel.name} that not all threads of a block come to"
+            raise explained(CUDARuntimeError, 719, why)
         for each, _ in blocks:
             _engine.check_guards(each)
 
