@@ -186,6 +186,18 @@ def test_one_that_stays(monkeypatch, capsys):
     assert left_of(conf.parent) == (False, [])
 
 
+def test_clusters_count_jobs_from_different_numbers(slurm):
+    """MPICH names shared memory by them: a job would find that of another cluster or a dead one."""
+    with LocalSlurm(num_nodes=1) as other:
+        first = {
+            line
+            for folder in (slurm.folder, other.folder)
+            for line in (folder / "slurm.conf").read_text().splitlines()
+            if line.startswith("FirstJobId=")
+        }
+    assert len(first) == 2
+
+
 def test_munge_is_its_own(slurm):
     text = (slurm.folder / "slurm.conf").read_text()
     assert f"socket={slurm.folder}/munge.socket" in text

@@ -6,6 +6,7 @@ import contextlib
 import getpass
 import json
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -23,6 +24,10 @@ from xmesh.errors import XmeshError, explain
 _PREFIX = "xmesh-slurm-"
 _RECORD = "owner.json"
 _MARK = "XMESH_LOCAL_SLURM"
+#: The number of a cluster's first job is drawn up to this. MPICH 5.0 calls its shared memory
+#: after the numbers of job and step, and finds that of a job which was killed, or which another
+#: cluster on this machine runs: then MPI_Init hangs, or fails for want of memory.
+_FIRST_JOBS = 60_000_000
 _START_S = 60.0
 _CANCEL_S = 10.0
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sinfo", "squeue", "scancel")
@@ -50,6 +55,7 @@ JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 SwitchType=switch/none
 MpiDefault=pmi2
+FirstJobId={first_job}
 ReturnToService=2
 KillWait=2
 SelectType=select/cons_tres
@@ -251,6 +257,7 @@ class LocalSlurm:
                 host=socket.gethostname().partition(".")[0],
                 user=getpass.getuser(),
                 controller_port=controller_port,
+                first_job=secrets.randbelow(_FIRST_JOBS) + 1,
                 ports=",".join(map(str, ports)),
                 last=self._num_nodes - 1,
                 cpus=self._cpus_per_node,
