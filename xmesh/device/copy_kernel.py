@@ -13,6 +13,7 @@ import itertools
 import math
 import struct
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -217,22 +218,35 @@ def launches_of(kind: Kind, copies: Sequence[Copy]) -> Iterator[Launch]:
         batch = copies[first : first + COPIES_PER_LAUNCH]
         rows, most = bytearray(_TABLE.itemsize), 0
         for i, copy in enumerate(batch):
-            units, row = _row(kind, copy)
-            rows[i * _ROW_NBYTES : i * _ROW_NBYTES + len(row)] = row
+            source, destination, *form, _ = copy
+            units, loop = _loop(kind, *form)
+            at = i * _ROW_NBYTES
+            _HEAD.pack_into(rows, at, source, destination, units, 0)
+            rows[at + _HEAD.size : at + _HEAD.size + len(loop)] = loop
             most = max(most, units)
         per_block = 1 if kind.turned else THREADS * words_in_flight(kind.word_nbytes)
         blocks = min(-(-most // per_block), _MOST_BLOCKS)
-        dims = next(dims for dims in _DIMS if all(len(copy.shape) <= dims for copy in batch))
-        kernel = _name(kind.turned, kind.word_nbytes, dims)
+        kernel = _kernel_for(kind, max(len(copy.shape) for copy in batch))
         yield Launch(kernel, (blocks, len(batch)), np.frombuffer(rows, _TABLE))
 
 
-def _row(kind: Kind, copy: Copy) -> tuple[int, bytes]:
-    """Number of units, and the row of the table."""
-    dims = list(zip(copy.shape, copy.source_strides, copy.destination_strides, strict=True))
+@lru_cache
+def _kernel_for(kind: Kind, dims: int) -> str:
+    return _name(kind.turned, kind.word_nbytes, next(there for there in _DIMS if there >= dims))
+
+
+@lru_cache(maxsize=4096)
+def _loop(
+    kind: Kind,
+    shape: tuple[int, ...],
+    source_strides: tuple[int, ...],
+    destination_strides: tuple[int, ...],
+) -> tuple[int, bytes]:
+    """Number of units of a copy, and the part of its row that does not depend on where it lies."""
+    dims = list(zip(shape, source_strides, destination_strides, strict=True))
     sides = b""
     if kind.turned:
-        bits = _sides(_tile_bits(kind.word_nbytes), *copy.shape[-2:])
+        bits = _sides(_tile_bits(kind.word_nbytes), *shape[-2:])
         for d, side_bits in zip((-2, -1), bits, strict=True):
             extent, source, destination = dims[d]
             sides += _SIDE.pack(extent, side_bits, source, destination)
@@ -241,10 +255,11 @@ def _row(kind: Kind, copy: Copy) -> tuple[int, bytes]:
             step = 1 << side_bits if tiles > 1 else 0
             dims[d] = (tiles, source * step, destination * step)
     units = math.prod(extent for extent, _, _ in dims)
-    row = _HEAD.pack(copy.source, copy.destination, units, 0)
-    for extent, source, destination in [(1, 0, 0)] * (MAX_DIMS - len(dims)) + dims:
-        row += _DIM.pack(extent, *_division(extent), source, destination)
-    return units, row + sides
+    packed = b"".join(
+        _DIM.pack(extent, *_division(extent), source, destination)
+        for extent, source, destination in [(1, 0, 0)] * (MAX_DIMS - len(dims)) + dims
+    )
+    return units, packed + sides
 
 
 def _division(divisor: int) -> tuple[int, int]:

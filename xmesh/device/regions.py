@@ -50,11 +50,16 @@ class Copy(NamedTuple):
         return math.prod(self.shape)
 
     @property
-    def reach_nbytes(self) -> int:
-        """The farthest that a word can be from the first, on either side."""
-        return max(
+    def within_limits(self) -> bool:
+        """One copy of a kernel makes it."""
+        reach_nbytes = max(
             sum((extent - 1) * abs(stride) for extent, stride in zip(self.shape, side, strict=True))
             for side in (self.source_strides, self.destination_strides)
+        )
+        return (
+            len(self.shape) <= MAX_DIMS
+            and self.words <= MAX_WORDS
+            and reach_nbytes <= MAX_REACH_NBYTES
         )
 
     def part(self, dim: int, first: int, count: int) -> Copy:
@@ -74,16 +79,6 @@ class Copy(NamedTuple):
                 source_strides=row.source_strides[1:],
                 destination_strides=row.destination_strides[1:],
             )
-
-
-class Form(NamedTuple):
-    """What copies have in common wherever they lie: see Copy."""
-
-    word_nbytes: int
-    shape: tuple[int, ...]
-    source_strides: tuple[int, ...]
-    destination_strides: tuple[int, ...]
-    turned: bool
 
 
 class Kind(NamedTuple):
@@ -124,15 +119,15 @@ def copies_of(pairs: Iterable[Pair]) -> dict[Kind, list[Copy]]:
     for pair in pairs:
         if 0 in pair.shape:
             continue
-        form = _form(
+        kind, form, fits = _form(
             pair.shape,
             pair.source_strides,
             pair.destination_strides,
             pair.itemsize,
             (pair.source | pair.destination) & (MAX_WORD_NBYTES - 1),
         )
-        whole = Copy(pair.source, pair.destination, *form[1:])
-        found.setdefault(Kind(form.word_nbytes, form.turned), []).extend(_cut(whole))
+        copy = Copy(pair.source, pair.destination, *form[2:])
+        found.setdefault(kind, []).extend((copy,) if fits else _cut(copy))
     return found
 
 
@@ -152,8 +147,12 @@ def _form(
     destination_strides: tuple[int, ...],
     itemsize: int,
     low_bits: int,
-) -> Form:
-    """Order and merge dimensions, choose the word, and see whether the source is turned."""
+) -> tuple[Kind, Copy, bool]:
+    """Order and merge dimensions, choose the word, and see whether the source is turned.
+
+    Returns:
+        Its kind, the copy from and to address 0, and whether that is within the limits.
+    """
     # The bytes of an element are one more dimension: then the last is contiguous on both sides.
     elements = sorted(
         zip(shape, source_strides, destination_strides, strict=True),
@@ -184,26 +183,22 @@ def _form(
     if turned:
         along = max(d for d, dim in enumerate(dims) if abs(dim[1]) == nearest)
         dims.insert(-1, dims.pop(along))
-    return Form(
-        word,
-        tuple(extent for extent, _, _ in dims),
-        tuple(source for _, source, _ in dims),
-        tuple(destination for _, _, destination in dims),
-        turned,
-    )
+    extents, sources, destinations = zip(*dims, strict=True)
+    copy = Copy(0, 0, extents, sources, destinations, turned)
+    return Kind(word, turned), copy, copy.within_limits
 
 
 def _cut(copy: Copy) -> Iterator[Copy]:
     """The same in copies that are within the limits."""
-    if len(copy.shape) > MAX_DIMS:
+    if copy.within_limits:
+        yield copy
+    elif len(copy.shape) > MAX_DIMS:
         for row in copy.rows():
             yield from _cut(row)
-    elif copy.words > MAX_WORDS or copy.reach_nbytes > MAX_REACH_NBYTES:
+    else:
         strides = zip(copy.shape, copy.source_strides, copy.destination_strides, strict=True)
         reach = [((n - 1) * max(abs(one), abs(other)), n) for n, one, other in strides]
         dim = reach.index(max(reach))
         half = copy.shape[dim] // 2
         yield from _cut(copy.part(dim, 0, half))
         yield from _cut(copy.part(dim, half, copy.shape[dim] - half))
-    else:
-        yield copy
