@@ -27,9 +27,22 @@ def result(outcome):
     return json.loads(lines[0].removeprefix("RESULT "))
 
 
+def start(slurm, command, environment, timeout_s=100.0):
+    """Start ranks, and once more where Open MPI itself has failed to.
+
+    Open MPI 5.0 under Slurm's PMIx seldom (0 of 120 starts in a row, but 1 in a run of all tests)
+    crashes in MPI_Init, by a message that comes before it has a communicator: no line of ours has
+    run by then.
+    """
+    outcome = slurm.run(command, env=environment, timeout_s=timeout_s)
+    if outcome.status and "(ompi_mpi_init+" in outcome.output:
+        outcome = slurm.run(command, env=environment, timeout_s=timeout_s)
+    return outcome
+
+
 def srun(slurm, environment, mpi_type, options, program, *words):
     command = ["srun", f"--mpi={mpi_type}", *options, sys.executable, str(HERE / program), *words]
-    return slurm.run(command, env=environment, timeout_s=100)
+    return start(slurm, command, environment)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +82,7 @@ def test_resharding(slurm, environment, mpi_type):
 def test_check_topology(slurm, environment, mpi_type, asked, status, phrase):
     words = ["srun", f"--mpi={mpi_type}", "-N4", "-n8", str(LAUNCH / "check-topology")]
     env = {**environment, "PYTHON": sys.executable}
-    outcome = slurm.run([*words, "--source", "slurm", *asked], env=env, timeout_s=60)
+    outcome = start(slurm, [*words, "--source", "slurm", *asked], env, timeout_s=60)
     assert outcome.status == status, outcome.output
     assert phrase in outcome.output
 
