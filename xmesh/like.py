@@ -17,6 +17,8 @@ from xmesh.interop import AnyArray, as_memory
 
 #: Host memory that starts at a multiple of this is taken over by XLA as it is; other is copied.
 _ALIGNMENT_NBYTES = 64
+#: NumPy's characters of the types that CuPy has, too.
+_CUPY_TYPES = "?bhilqBHILQefdFD"
 
 
 class Kind:
@@ -144,7 +146,7 @@ class _CuPy(Kind):
             raise _refused("cupy", error) from error
 
     def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        if dtype.isbuiltin == 1 and dtype.kind in "?biufc" and dtype.isnative:
+        if dtype.isbuiltin == 1 and dtype.char in _CUPY_TYPES and dtype.isnative:
             return self._cupy.empty(shape, dtype)
         # CuPy makes arrays of few types, and views of any.
         volume = int(np.prod(shape, dtype=np.int64))

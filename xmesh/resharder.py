@@ -24,7 +24,7 @@ from xmesh.like import Kind, kind_of
 from xmesh.planner import Plan
 from xmesh.progress import Progress, seconds
 from xmesh.request import Request
-from xmesh.wait_policy import choose_pause, wanted_policy
+from xmesh.wait_policy import choose_pause, sleep, wanted_policy
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -123,6 +123,8 @@ class Resharder:
         self.loopback = alone = self._binding.loopback
         dedicated = all(endpoint.own_cores for endpoint in self._binding.endpoints)
         self.pause = None if alone else choose_pause(wait, dedicated)
+        if self._binding.nccl is not None:
+            self.pause = sleep  # spinning would keep the interpreter from the thread that launches
         self._trace = trace
         self._members = []
         for endpoint, program in zip(self._binding.endpoints, self._binding.programs, strict=True):

@@ -56,6 +56,7 @@ class Staging:
             must: make one more slot past the limit rather than return None; for the one message
                 that others may be waiting for.
         """
+        assert nbytes <= self.slot_nbytes, "a slot holds the largest chunk"
         if not self._free:
             if self.num_slots >= self.max_slots and not must:
                 return None

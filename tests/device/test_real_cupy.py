@@ -245,6 +245,9 @@ def test_the_compiler_of_cuda_takes_the_kernels(real, architecture):
     code = f"""
 import sys
 from cupy.cuda import nvrtc
+if nvrtc.getVersion()[0] >= 13 and "{architecture}" < "sm_75":
+    print("not of this CUDA", 10**6)
+    sys.exit()
 program = nvrtc.createProgram(sys.stdin.read(), "kernel.cu", [], [])
 try:
     nvrtc.compileProgram(program, ["--gpu-architecture={architecture}"])

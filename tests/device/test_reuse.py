@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import cupy
 import numpy as np
 import pytest
-from cupy import _engine
 
 import xmesh
 from xmesh.errors import ClosedError, TransferTimeout
+
+pytestmark = pytest.mark.double_only
+engine: Any = getattr(cupy, "_engine", None)
 
 
 def test_a_buffer_that_never_comes_free():
@@ -22,7 +26,7 @@ def test_a_buffer_that_never_comes_free():
     reshard = xmesh.Resharder(plan, like=cupy, timeout_s=0.5)
     reshard({0: local}, {1: out})
     gpu = reshard._members[1].gpu
-    _engine.delay(gpu.incoming.ptr, 2)
+    engine.delay(gpu.incoming.ptr, 2)
     request = reshard.start({0: local}, {1: out})
     request.wait_on()  # all of it is with the GPU, which is slow
     with pytest.raises(TransferTimeout, match="copies on the GPU have not ended"):

@@ -49,6 +49,8 @@ def prepare(double: bool, cache: str) -> None:
     """Set what all processes below this one are to see."""
     os.environ["XMESH_TEST_GPU"] = "double" if double else "1"
     path = [str(TESTS), os.environ.get("PYTHONPATH", "")]
+    # The first test on a GPU also makes contexts, and compiles what CuPy needs.
+    os.environ.setdefault("XMESH_TEST_TIMEOUT_S", "60" if double else "300")
     if double:
         os.environ["DOUBLE_CACHE"] = cache
         path.insert(0, DOUBLE)

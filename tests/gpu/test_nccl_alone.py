@@ -111,10 +111,11 @@ def broadcast(gpu, handle):
     """In place, from the only rank to itself."""
     values = np.arange(1000, dtype=np.float32)
     array = cupy.asarray(values)
-    gpu.order(cupy.cuda.get_current_stream(), gpu.network[0])
+    stream = cupy.cuda.Stream(non_blocking=True)
+    gpu.order(cupy.cuda.get_current_stream(), stream)
     with gpu.here():
         pointer = array.data.ptr
-        handle.broadcast(pointer, pointer, array.nbytes, nccl.NCCL_UINT8, 0, gpu.network[0].ptr)
-    gpu.network[0].synchronize()
+        handle.broadcast(pointer, pointer, array.nbytes, nccl.NCCL_UINT8, 0, stream.ptr)
+    stream.synchronize()
     handle.check_async_error()
     assert (array.get() == values).all()

@@ -139,6 +139,20 @@ def test_gpus_are_turned(local, visible, expected):
         assert answer.stdout.strip() == expected
 
 
+@pytest.mark.parametrize("name", ["MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK"])
+def test_gpus_follow_the_launcher_of_mpi_within_a_batch_job(name):
+    """There Slurm's own variable is 0 for all ranks of a node."""
+    own = {"SLURM_LOCALID": "0", name: "1", "CUDA_VISIBLE_DEVICES": "0,1"}
+    answer = subprocess.run(
+        [str(LAUNCH / "bind-gpu.sh"), "sh", "-c", "echo $CUDA_VISIBLE_DEVICES"],
+        env=os.environ | own,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert answer.stdout.strip() == "1,0"
+
+
 def started(*words):
     environment = os.environ | {"PYTHONPATH": str(HERE.parents[1])}
     return subprocess.Popen(

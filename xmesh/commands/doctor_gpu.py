@@ -97,7 +97,8 @@ def _cupy() -> Report:
     try:
         if importlib.util.find_spec("cupy") is None:
             return {
-                "missing": "CuPy is not installed: pip install cupy-cuda12x, or that of your CUDA"
+                "missing": "CuPy is not installed: pip install 'cupy-cuda12x[ctk]', or that of "
+                "your CUDA"
             }
     except (ImportError, ValueError) as error:
         return {"missing": f"CuPy is not installed ({error})"}

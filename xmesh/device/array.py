@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from xmesh.arrays import at_address
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)  # whose own would print what is in the memory
 class DeviceArray:
     """A strided array in the memory of a GPU.
 
@@ -32,6 +32,12 @@ class DeviceArray:
     writable: bool
     stream: int | None
     owner: Any
+
+    def __repr__(self) -> str:
+        return (
+            f"DeviceArray(pointer={self.pointer:#x}, shape={self.shape}, dtype={self.dtype}, "
+            f"device={self.device})"
+        )
 
     @classmethod
     def at(

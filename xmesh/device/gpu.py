@@ -7,6 +7,7 @@ of the caller.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import time
 from collections.abc import Iterable, Sequence
@@ -40,7 +41,7 @@ def load_cupy() -> Any:
             explain(
                 "arrays in GPU memory need CuPy",
                 values=f"{type(error).__name__}: {error}",
-                remedy="pip install cupy-cuda12x (or the CuPy of your CUDA), see docs/gpu.md",
+                remedy="pip install 'cupy-cuda12x[ctk]' (or that of your CUDA), see docs/gpu.md",
             )
         ) from error
 
@@ -64,6 +65,11 @@ def current_device(cupy: Any) -> int:
             remedy="look at nvidia-smi, CUDA_VISIBLE_DEVICES and `xmesh doctor` on this host",
         )
     )
+
+
+def use_device(device: int) -> None:
+    """Make a GPU the current one of this thread, for good."""
+    load_cupy().cuda.Device(device).use()
 
 
 class Fence:
@@ -182,8 +188,6 @@ class Gpu:
             with self.here():
                 self.outgoing = cupy.cuda.Stream(non_blocking=True)
                 self.incoming = cupy.cuda.Stream(non_blocking=True)
-                #: For NCCL: what goes out, and what comes in.
-                self.network = tuple(cupy.cuda.Stream(non_blocking=True) for _ in range(2))
                 #: The GPU itself, whatever its number in this process: its place on the PCI bus.
                 self.bus = str(cupy.cuda.runtime.deviceGetPCIBusId(self.device))
         except Exception as error:
@@ -191,7 +195,15 @@ class Gpu:
 
     def here(self) -> Any:
         """A context in which this GPU is the thread's current one."""
+        # CUDA makes what a process needs on a GPU, some 500 MiB, when that becomes current: also
+        # when CuPy's context goes back to one that a thread has by default, and never used.
+        if self.cupy.cuda.runtime.getDevice() == self.device:
+            return contextlib.nullcontext()
         return self.cupy.cuda.Device(self.device)
+
+    def use(self) -> None:
+        """Make this GPU the current one of a thread of ours, for good."""
+        use_device(self.device)
 
     @cached_property
     def _kernels(self) -> dict[str, Any]:
@@ -236,8 +248,8 @@ class Gpu:
             except self.cupy.cuda.runtime.CUDARuntimeError as error:
                 raise MemoryError(f"{nbytes} bytes of pinned host memory: {error}") from error
 
-    def device_bytes(self, nbytes: int) -> DeviceBytes:
-        """Memory of the GPU, ready for work on our streams.
+    def device_bytes(self, nbytes: int, *streams: Any) -> DeviceBytes:
+        """Memory of the GPU, ready for work on our streams, and on some more.
 
         Raises:
             MemoryError: there is not enough.
@@ -247,7 +259,7 @@ class Gpu:
         with self.here(), stream:
             memory = self.cupy.cuda.alloc(max(1, nbytes))
         # It may have been freed there a moment ago.
-        self.order(stream, self.outgoing, self.incoming, *self.network)
+        self.order(stream, self.outgoing, self.incoming, *streams)
         return DeviceBytes(int(memory.ptr), nbytes, memory)
 
     # --- Order ------------------------------------------------------------------------------------
@@ -262,20 +274,22 @@ class Gpu:
     def order(self, first: Any, *later: Any) -> None:
         """Let streams wait for all that was given to a first one so far; the host does not."""
         event = self.fence(first).event
-        for stream in later:
-            stream.wait_event(event)
+        with self.here():
+            for stream in later:
+                stream.wait_event(event)
 
-    def let_wait(self, stream: Any) -> None:
-        """Make a stream of the caller wait for all that was given to ours so far.
+    def let_wait(self, stream: Any, fences: Iterable[Fence]) -> None:
+        """Make a stream of the caller wait for some fences.
 
         Args:
             stream: of CuPy; None for the current one of this thread.
+            fences: what it waits for.
         """
         with self.here():
             if stream is None:
                 stream = self.cupy.cuda.get_current_stream()
-            for ours in (self.outgoing, self.incoming, *self.network):
-                stream.wait_event(self.fence(ours).event)
+            for fence in fences:
+                stream.wait_event(fence.event)
 
     def producers(self, arrays: Sequence[DeviceArray]) -> list[Fence]:
         """Fences after what was given to the streams that arrays are said to depend on."""

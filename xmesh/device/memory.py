@@ -71,9 +71,8 @@ class DeviceMemory(ABC):
     def _after_producers(self, arrays: Sequence[DeviceArray]) -> list[Fence]:
         """Let both streams wait for what arrays depend on; the fences of that."""
         fences = self.gpu.producers(arrays)
-        for fence in fences:
-            self.gpu.outgoing.wait_event(fence.event)
-            self.gpu.incoming.wait_event(fence.event)
+        for stream in (self.gpu.outgoing, self.gpu.incoming):
+            self.gpu.let_wait(stream, fences)
         return fences
 
 

@@ -33,10 +33,12 @@ class Slots:
         gpu: where.
         nbytes: of one slot.
         count: slots at the most; they are made when first needed.
+        lanes: streams that use them besides those of the GPU.
     """
 
-    def __init__(self, gpu: Gpu, nbytes: int, count: int) -> None:
+    def __init__(self, gpu: Gpu, nbytes: int, count: int, lanes: Sequence[Any]) -> None:
         self._gpu, self._slot_nbytes, self._count = gpu, nbytes, count
+        self._lanes = lanes
         self._slots: list[DeviceBytes] = []
         self._free: list[Fence | None] = []
         self._next = 0
@@ -53,7 +55,7 @@ class Slots:
             MemoryError: the GPU has no more memory.
         """
         while len(self._slots) < min(count, self._count):
-            self._slots.append(self._gpu.device_bytes(self._slot_nbytes))
+            self._slots.append(self._gpu.device_bytes(self._slot_nbytes, *self._lanes))
             self._free.append(None)
 
     def take(self, stream: Any) -> int:
@@ -100,7 +102,7 @@ class NcclExecution:
         self._program, self._communicators = program, communicators
         self._memory, self._slots, self._gpu = memory, slots, memory.gpu
         self._sources, self._destinations = sources, destinations
-        self._launcher = launcher
+        self._launcher, self._lanes = launcher, launcher.lanes(memory.gpu)
         #: Launches under way, as (event after it, its index); the thread adds to them.
         self._under_way: deque[tuple[Fence, int]] = deque()
         self._launched = 0
@@ -120,6 +122,11 @@ class NcclExecution:
     def done(self) -> bool:
         """Everything has ended, and well."""
         return self._ended
+
+    @property
+    def fences(self) -> list[Fence]:
+        """Of what has not ended; of all that, once it is launched."""
+        return [fence for fence, _ in self._under_way] + self._fences
 
     def step(self) -> bool:
         """Look what has ended, without waiting; True when anything happened.
@@ -191,7 +198,7 @@ class NcclExecution:
     def _launch(self, launch: Launch, index: int) -> Fence:
         gpu = self._gpu
         communicator = self._communicators[self._program.groups[launch.group]]
-        lane = gpu.network[launch.lane]
+        lane = self._lanes[launch.lane]
         nccl = gpu.cupy.cuda.nccl
         #: Addresses by regions, as the same ones may go to several receivers; and slots in use.
         pointers: dict[int, int] = {}

@@ -11,6 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from xmesh.device.gpu import Gpu
 from xmesh.wait_policy import sleep
@@ -42,9 +43,9 @@ class Job:
         """Do it, in whatever thread this is."""
         call, self._call = self._call, None  # a job that is over keeps no arrays alive
         try:
-            with self._gpu.here():
-                if call is not None:
-                    call()
+            if call is not None:
+                self._gpu.use()
+                call()
         except Exception as error:
             self.error = error
         del call
@@ -72,9 +73,22 @@ class Launcher:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._lanes: dict[int, tuple[Any, ...]] = {}
         #: What the thread takes its jobs from, and the one that it stands in.
         self._jobs: queue.SimpleQueue[Job] | None = None
         self._running: Job | None = None
+
+    def lanes(self, gpu: Gpu) -> tuple[Any, ...]:
+        """Two streams for NCCL on a GPU: for what goes out, and for what comes in.
+
+        All calls of a process share them, as its kernels must run in the order of their launch:
+        those of more streams could be more than fit on the GPU at one time, and then it chooses.
+        """
+        with self._lock, gpu.here():
+            if gpu.device not in self._lanes:
+                stream = gpu.cupy.cuda.Stream
+                self._lanes[gpu.device] = stream(non_blocking=True), stream(non_blocking=True)
+            return self._lanes[gpu.device]
 
     def submit(self, gpu: Gpu, call: Callable[[], object]) -> Job:
         """Have something done after all that was asked before."""

@@ -8,7 +8,7 @@ from typing import Any
 from xmesh.agreement import Agreement, Record
 from xmesh.arguments import check_device
 from xmesh.device.array import DeviceArray
-from xmesh.device.gpu import Gpu, met_an_error
+from xmesh.device.gpu import Fence, Gpu, met_an_error
 from xmesh.device.memory import AwareMemory
 from xmesh.errors import ArrayError, PeerError, XmeshError, explain
 from xmesh.interop import AnyArray
@@ -55,7 +55,7 @@ class NcclLink:
         operations = [op for launch in program.launches for op in launch.operations]
         slot_nbytes = max((op.nbytes for op in operations), default=0)
         self.memory = AwareMemory(gpu, slot_nbytes, 0)
-        self.slots = Slots(gpu, slot_nbytes, _SLOTS)
+        self.slots = Slots(gpu, slot_nbytes, _SLOTS, kept.launcher.lanes(gpu))
 
     @property
     def nbytes(self) -> int:
@@ -198,6 +198,11 @@ class NcclCall:
     def enqueued(self) -> bool:
         """All of it has been given to the GPU."""
         return self._execution is not None and self._execution.launched
+
+    @property
+    def fences(self) -> list[Fence]:
+        """Of what the GPU has still to do."""
+        return [] if self._execution is None else self._execution.fences
 
     def step(self) -> bool:
         """Move on; True when anything happened."""

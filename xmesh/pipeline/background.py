@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from types import TracebackType
 
+from xmesh.device.gpu import use_device
 from xmesh.errors import OptionError, explain
 from xmesh.progress import Progress
 from xmesh.wait_policy import sleep
@@ -23,10 +24,11 @@ class Background:
     Args:
         progress: what is in flight.
         thread: start a thread; without, nothing happens.
+        device: ordinal of the GPU that it works for, if one.
     """
 
-    def __init__(self, progress: Progress, thread: bool) -> None:
-        self._progress = progress
+    def __init__(self, progress: Progress, thread: bool, device: int | None = None) -> None:
+        self._progress, self._device = progress, device
         self._computing = threading.Event()
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -46,6 +48,8 @@ class Background:
         self._computing.clear()
 
     def _run(self) -> None:
+        if self._device is not None:
+            use_device(self._device)
         idle = 0
         while True:
             self._computing.wait()

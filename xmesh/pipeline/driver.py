@@ -101,7 +101,7 @@ class Driver:
         self._gradients = Gradients(stages)
         self.timeout_s = TIMEOUT_S
         problem: XmeshError | None = None
-        thread, wait = False, "auto"
+        thread, wait, device = False, "auto", None
         plans = {}
         try:
             self.timeout_s = seconds(timeout_s)
@@ -114,7 +114,7 @@ class Driver:
             _require_transfers(transfers)
             plans = pipe.plans(world.topology, cost)
             if like is not None:
-                kind_of(like)
+                device = kind_of(like).device
         except XmeshError as error:
             problem = error  # told to all ranks, which would otherwise wait for this one
         #: Stage of this rank -> micro-batches that were live at one time in the last step, at most.
@@ -129,7 +129,7 @@ class Driver:
         self.pause = choose_pause(wait, endpoint.own_cores)
         try:
             self._make(plans, transport, like)
-            self._background = Background(self._context.progress, thread)
+            self._background = Background(self._context.progress, thread, device)
         except BaseException:
             self.close()
             raise

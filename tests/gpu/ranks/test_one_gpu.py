@@ -115,7 +115,7 @@ def test_calls_in_flight(comm):
 
 def test_more_than_staging_holds(comm):
     """An array that is many times larger than the memory it passes through."""
-    rows = 64 if ON_DOUBLE else 2**15
+    rows = 64 if ON_DOUBLE else 2**12
     src = Layout(DeviceMesh([0]), "R R", (rows, 8192))
     dst = Layout(DeviceMesh([SIZE - 1]), "R R", (rows, 8192))
     plan = xmesh.plan(src, dst, "u1", chunk_nbytes=rows * 512)
