@@ -196,6 +196,22 @@ def test_many_copies_are_few_launches():
     assert all(launch.table.size == 1 and launch.table.nbytes <= 4096 for launch in launches)
 
 
+@pytest.mark.parametrize(
+    ("words", "host", "blocks"),
+    [
+        (100, False, 1),
+        (1 << 16, False, 256),  # a word for each thread: else there were 64 blocks
+        (1 << 20, False, 1024),
+        (1 << 30, False, 16384),
+        (1 << 20, True, 32),  # enough for the link, and few for the GPU
+    ],
+)
+def test_blocks(words, host, blocks):
+    copy = Copy(0, 1 << 40, (words,), (32,), (16,))
+    (launch,) = launches_of(Kind(16, False), [copy], host)
+    assert launch.grid == (blocks, 1)
+
+
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3, 4), (0, 3), (2, 0)])
 @pytest.mark.parametrize("itemsize", [1, 2, 16])
 def test_c_strides(shape, itemsize):

@@ -25,6 +25,11 @@ COPIES_PER_LAUNCH = 16
 THREADS = 256
 #: Blocks along a copy; each goes on with a stride where there is more to do.
 _MOST_BLOCKS = 16384
+#: Blocks that keep a GPU busy: of small copies, each thread does less so that there are as many.
+_ENOUGH_BLOCKS = 256
+#: Blocks along a copy to or from memory of the host: they saturate its link, and leave most of the
+#: GPU to the kernels of the caller.
+_HOST_BLOCKS = 32
 #: Words that GPUs load and store as one, by their bytes.
 _TYPES = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "uint2", 16: "uint4"}
 #: Numbers of dimensions that there are kernels for: the compiler keeps those in registers.
@@ -48,10 +53,13 @@ def _name(turned: bool, word_nbytes: int, dims: int) -> str:
 def _kernel(turned: bool, word_nbytes: int, dims: int) -> str:
     types = f"{_TYPES[word_nbytes]}, {dims}, "
     call = f"copy_words<{types}{words_in_flight(word_nbytes)}>"
+    bounds = ""
     if turned:
         call = f"turn_words<{types}{_tile_bits(word_nbytes)}>"
+        if word_nbytes < 4:  # room for 4 blocks at a time: else the compiler takes registers for 2
+            bounds = f"__launch_bounds__({THREADS}, 4) "
     return f"""
-__global__ void {_name(turned, word_nbytes, dims)}(const Table table) {{
+__global__ void {bounds}{_name(turned, word_nbytes, dims)}(const Table table) {{
   {call}(table.copies[blockIdx.y]);
 }}"""
 
@@ -158,17 +166,17 @@ __device__ __forceinline__ void turn_words(const Copy& copy) {{
     const Place place = place_of<Dims>(copy, unit);
     const Index rows = min(row.extent - (place.row << row.bits), tile_rows);
     const Index columns = min(column.extent - (place.column << column.bits), tile_columns);
-    const char* from = copy.source + (place.source + (int)r_in * row.source_stride +
-                                      (int)c_in * column.source_stride);
-    char* to = copy.destination + (place.destination + (int)r_out * row.destination_stride +
-                                   (int)c_out * column.destination_stride);
+    // Offsets: past the end, where they are not used, they may wrap.
+    Index from = place.source + r_in * row.source_stride + c_in * column.source_stride;
+    Index to = place.destination + r_out * row.destination_stride +
+               c_out * column.destination_stride;
     Word word[Count];
 #pragma unroll
     for (int k = 0; k < Count; ++k) {{
       if (r_in < rows && c_in + k * c_step < columns) {{
-        word[k] = *reinterpret_cast<const Word*>(from);
+        word[k] = *reinterpret_cast<const Word*>(copy.source + (int)from);
       }}
-      from += (long long)(int)c_step * column.source_stride;
+      from += c_step * column.source_stride;
     }}
 #pragma unroll
     for (int k = 0; k < Count; ++k) {{
@@ -180,9 +188,10 @@ __device__ __forceinline__ void turn_words(const Copy& copy) {{
 #pragma unroll
     for (int k = 0; k < Count; ++k) {{
       if (c_out < columns && r_out + k * r_step < rows) {{
-        *reinterpret_cast<Word*>(to) = tile[c_out * pitch + (r_out + k * r_step)];
+        *reinterpret_cast<Word*>(copy.destination + (int)to) =
+            tile[c_out * pitch + (r_out + k * r_step)];
       }}
-      to += (long long)(int)r_step * row.destination_stride;
+      to += r_step * row.destination_stride;
     }}
     __syncthreads();
   }}
@@ -212,8 +221,14 @@ class Launch(NamedTuple):
     table: np.ndarray[Any, Any]
 
 
-def launches_of(kind: Kind, copies: Sequence[Copy]) -> Iterator[Launch]:
-    """Launches that make some copies of one kind."""
+def launches_of(kind: Kind, copies: Sequence[Copy], host: bool = False) -> Iterator[Launch]:
+    """Launches that make some copies of one kind.
+
+    Args:
+        kind: of all of them.
+        copies: what to copy.
+        host: one side is memory of the host.
+    """
     for first in range(0, len(copies), COPIES_PER_LAUNCH):
         batch = copies[first : first + COPIES_PER_LAUNCH]
         rows, most = bytearray(_TABLE.itemsize), 0
@@ -224,8 +239,11 @@ def launches_of(kind: Kind, copies: Sequence[Copy]) -> Iterator[Launch]:
             _HEAD.pack_into(rows, at, source, destination, units, 0)
             rows[at + _HEAD.size : at + _HEAD.size + len(loop)] = loop
             most = max(most, units)
-        per_block = 1 if kind.turned else THREADS * words_in_flight(kind.word_nbytes)
-        blocks = min(-(-most // per_block), _MOST_BLOCKS)
+        blocks = most  # of tiles, each takes one
+        if not kind.turned:
+            full = -(-most // (THREADS * words_in_flight(kind.word_nbytes)))
+            blocks = max(full, min(-(-most // THREADS), _ENOUGH_BLOCKS))
+        blocks = min(blocks, _HOST_BLOCKS if host else _MOST_BLOCKS)
         kernel = _kernel_for(kind, max(len(copy.shape) for copy in batch))
         yield Launch(kernel, (blocks, len(batch)), np.frombuffer(rows, _TABLE))
 

@@ -304,8 +304,14 @@ class Gpu:
 
     # --- Copies -----------------------------------------------------------------------------------
 
-    def copy(self, pairs: Iterable[Pair], stream: Any) -> None:
-        """Give copies to a stream: of GPU memory, or between it and pinned host memory."""
+    def copy(self, pairs: Iterable[Pair], stream: Any, host: bool = False) -> None:
+        """Give copies to a stream: of GPU memory, or between it and pinned host memory.
+
+        Args:
+            pairs: what to copy.
+            stream: of this GPU.
+            host: one side is memory of the host.
+        """
         runtime = self.cupy.cuda.runtime
         with self.here(), stream:
             for kind, copies in copies_of(pairs).items():
@@ -323,5 +329,5 @@ class Gpu:
                         )
                     else:
                         strided.append(copy)
-                for launch in launches_of(kind, strided):
+                for launch in launches_of(kind, strided, host):
                     self._kernels[launch.kernel](launch.grid, (THREADS,), (launch.table,))

@@ -26,6 +26,8 @@ class DeviceMemory(ABC):
     """
 
     loads_ahead = 2
+    #: Buffers for messages are memory of the host.
+    _through_host: bool
 
     def __init__(self, gpu: Gpu, staging: Staging) -> None:
         self.gpu = gpu
@@ -42,12 +44,13 @@ class DeviceMemory(ABC):
 
     def pack(self, views: Sequence[DeviceArray], buffer: Buffer) -> Fence:
         """See ``Memory``."""
-        self.gpu.copy(_packing(views, _address(buffer)), self.gpu.outgoing)
+        self.gpu.copy(_packing(views, _address(buffer)), self.gpu.outgoing, self._through_host)
         return self.gpu.fence(self.gpu.outgoing)
 
     def unpack(self, buffer: Buffer, views: Sequence[DeviceArray]) -> Fence:
         """See ``Memory``."""
-        self.gpu.copy(map(_reversed, _packing(views, _address(buffer))), self.gpu.incoming)
+        pairs = map(_reversed, _packing(views, _address(buffer)))
+        self.gpu.copy(pairs, self.gpu.incoming, self._through_host)
         return self.gpu.fence(self.gpu.incoming)
 
     def copy(self, pairs: Iterable[tuple[DeviceArray, DeviceArray]]) -> Fence:
@@ -85,6 +88,8 @@ class StagedMemory(DeviceMemory):
         limit_nbytes: see Staging.
     """
 
+    _through_host = True
+
     def __init__(self, gpu: Gpu, slot_nbytes: int, limit_nbytes: int) -> None:
         super().__init__(gpu, Staging(slot_nbytes, limit_nbytes, gpu.pinned_bytes))
 
@@ -106,6 +111,8 @@ class AwareMemory(DeviceMemory):
         slot_nbytes: see Staging.
         limit_nbytes: see Staging.
     """
+
+    _through_host = False
 
     def __init__(self, gpu: Gpu, slot_nbytes: int, limit_nbytes: int) -> None:
         super().__init__(gpu, Staging(slot_nbytes, limit_nbytes, gpu.device_bytes))
