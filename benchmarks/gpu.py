@@ -8,8 +8,9 @@ the slower of the GPU's link and MPI (benchmarks/gpu_end_to_end.py).
     python benchmarks/gpu.py --json           numbers alone
     python benchmarks/gpu.py --quick          small sizes: does it run?
 
-Up to some tens of MiB what is copied lies in the GPU's cache, for both sides of a ratio. Times are those of events of CUDA, medians over the repeats. A kernel that spins holds the stream
-until everything to be timed is in it, so that what the host takes to give work is not counted.
+Times are those of events of CUDA, medians over the repeats. A kernel that spins holds the stream
+until everything to be timed is in it, so that what the host takes to give work is not counted. Up
+to some tens of MiB what is copied lies in the GPU's cache, for both sides of a ratio.
 """
 
 from __future__ import annotations
