@@ -8,6 +8,8 @@ from cupy import _settings
 from cupy._errors import CUDARuntimeError
 
 _of_thread = threading.local()
+#: Devices on which this process has what CUDA keeps for it: from 12 on, those ever made current.
+contexts: set[int] = set()
 
 
 def count() -> int:
@@ -29,6 +31,7 @@ def current() -> int:
 
 def make_current(device: int) -> None:
     _of_thread.device = check(device)
+    contexts.add(device)
 
 
 def push(device: int) -> None:
