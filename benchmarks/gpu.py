@@ -186,7 +186,7 @@ class Bench:
         pair = Pair(there, packed, box.shape, box.strides, packed_strides, box.itemsize)
         if back:
             pair = Pair(packed, there, box.shape, packed_strides, box.strides, box.itemsize)
-        self.gpu.copy([pair], self.gpu.outgoing, host)
+        self.gpu.copy([pair], self.gpu.outgoing, host and back, host and not back)
 
     def _plain(self, source: int, target: int, nbytes: int) -> None:
         runtime, stream = self.gpu.cupy.cuda.runtime, self.gpu.outgoing

@@ -156,6 +156,32 @@ def test_tiles_fit_and_are_full_where_they_can_be(rows, columns, bits):
         assert 1 << column_bits >= min(columns, 256)
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_planes_farther_apart_than_offsets_reach(turned):
+    """Two planes 3 GiB apart: in two copies, whose table has no stride of that size."""
+    far, shape = 3 << 30, (2, 40, 30)
+    one, other = (far, 120, 4), (far, 4, 160) if turned else (far, 128, 4)
+    for strides in ((one, other), (other, one)):
+        found = copies_of([Pair(0, 1 << 40, shape, *strides, 4)])
+        ((kind, copies),) = found.items()
+        assert kind == Kind(4 if turned else 8, turned)
+        assert [(copy.source, copy.destination) for copy in copies] == [
+            (0, 1 << 40),
+            (far, (1 << 40) + far),
+        ]
+        (launch,) = launches_of(kind, copies)
+        assert launch.grid[1] == 2
+
+
+def test_short_runs_from_the_host_are_read_in_its_order():
+    packed = np.zeros((40, 30, 3), "f4")
+    there = np.zeros((30, 40, 3), "f4").transpose(1, 0, 2)
+    ((_, (copy,)),) = copies_of([pair_of(packed, there)], from_host=True).items()
+    assert copy.source_strides == (360, 12, 4)
+    ((_, (copy,)),) = copies_of([pair_of(packed, there)]).items()
+    assert copy.destination_strides == (480, 12, 4)
+
+
 @pytest.fixture
 def no_forms_kept():
     """Forms are kept with whether they are within the limits, which a test changes."""

@@ -165,8 +165,20 @@ def test_packing_and_unpacking_equal_numpy(device, items, odd, staged, seed):
     ],
 )
 def test_turned_copies_go_by_tiles(device, shape, order, itemsize, monkeypatch):
-    """Into memory of another order; more tiles than blocks, and backwards along a dimension."""
+    """Into memory of another order; more tiles than blocks, and backwards along a dimension.
+
+    But for elements of several words, which are copied one by one.
+    """
     monkeypatch.setattr(copy_kernel, "_MOST_BLOCKS", 2)
+    names = []
+    launches_of = copy_kernel.launches_of
+
+    def look(*args):
+        for launch in launches_of(*args):
+            names.append(launch.kernel)
+            yield launch
+
+    monkeypatch.setattr(gpu, "launches_of", look)
     nbytes = int(np.prod(shape)) * itemsize
     dtype = np.dtype(ITEMS[itemsize])
     source, target = Buffer(nbytes, 1), Buffer(nbytes + 16, 2)
@@ -179,6 +191,8 @@ def test_turned_copies_go_by_tiles(device, shape, order, itemsize, monkeypatch):
     AwareMemory(device, 1, 0).copy([(one.there, other.there)])
     device.incoming.synchronize()
     assert engine.counters["launch"] == launched + 1
+    (name,) = names
+    assert name.startswith("copy_4_" if itemsize == 12 else f"turn_{itemsize}_")
     source.check()
     target.check()
 

@@ -152,9 +152,9 @@ template <typename Word, int Dims, int Bits>
 __device__ __forceinline__ void turn_words(const Copy& copy) {{
   const int Count = (1 << Bits) / {THREADS};
   // Columns lie apart by a bank of four bytes more than their words, so that reading along the
-  // columns meets all banks.
+  // columns of a square tile meets all banks. There are as many as threads, at most.
   const int Gap = sizeof(Word) < 4 ? 4 / sizeof(Word) : 1;
-  __shared__ Word tile[(1 << Bits) / 2 * (2 + Gap)];
+  __shared__ Word tile[(1 << Bits) + {THREADS} * Gap];
   const Side row = copy.row, column = copy.column;
   const Index tile_rows = 1 << row.bits, tile_columns = 1 << column.bits;
   const Index pitch = tile_rows + Gap;
@@ -233,7 +233,7 @@ def launches_of(kind: Kind, copies: Sequence[Copy], host: bool = False) -> Itera
         batch = copies[first : first + COPIES_PER_LAUNCH]
         rows, most = bytearray(_TABLE.itemsize), 0
         for i, copy in enumerate(batch):
-            source, destination, *form, _ = copy
+            source, destination, *form = copy
             units, loop = _loop(kind, *form)
             at = i * _ROW_NBYTES
             _HEAD.pack_into(rows, at, source, destination, units, 0)

@@ -304,17 +304,24 @@ class Gpu:
 
     # --- Copies -----------------------------------------------------------------------------------
 
-    def copy(self, pairs: Iterable[Pair], stream: Any, host: bool = False) -> None:
+    def copy(
+        self,
+        pairs: Iterable[Pair],
+        stream: Any,
+        from_host: bool = False,
+        to_host: bool = False,
+    ) -> None:
         """Give copies to a stream: of GPU memory, or between it and pinned host memory.
 
         Args:
             pairs: what to copy.
             stream: of this GPU.
-            host: one side is memory of the host.
+            from_host: the sources are memory of the host.
+            to_host: the destinations are.
         """
         runtime = self.cupy.cuda.runtime
         with self.here(), stream:
-            for kind, copies in copies_of(pairs).items():
+            for kind, copies in copies_of(pairs, from_host).items():
                 strided, step = [], (kind.word_nbytes,)
                 for copy in copies:
                     runs = copy.source_strides == copy.destination_strides == step
@@ -329,5 +336,5 @@ class Gpu:
                         )
                     else:
                         strided.append(copy)
-                for launch in launches_of(kind, strided, host):
+                for launch in launches_of(kind, strided, from_host or to_host):
                     self._kernels[launch.kernel](launch.grid, (THREADS,), (launch.table,))

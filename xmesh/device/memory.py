@@ -44,13 +44,14 @@ class DeviceMemory(ABC):
 
     def pack(self, views: Sequence[DeviceArray], buffer: Buffer) -> Fence:
         """See ``Memory``."""
-        self.gpu.copy(_packing(views, _address(buffer)), self.gpu.outgoing, self._through_host)
+        pairs = _packing(views, _address(buffer))
+        self.gpu.copy(pairs, self.gpu.outgoing, to_host=self._through_host)
         return self.gpu.fence(self.gpu.outgoing)
 
     def unpack(self, buffer: Buffer, views: Sequence[DeviceArray]) -> Fence:
         """See ``Memory``."""
         pairs = map(_reversed, _packing(views, _address(buffer)))
-        self.gpu.copy(pairs, self.gpu.incoming, self._through_host)
+        self.gpu.copy(pairs, self.gpu.incoming, from_host=self._through_host)
         return self.gpu.fence(self.gpu.incoming)
 
     def copy(self, pairs: Iterable[tuple[DeviceArray, DeviceArray]]) -> Fence:

@@ -3,8 +3,9 @@
 A copy of any region is a loop over words: its contiguous inner runs are cut into the widest words
 that sizes, strides and addresses allow, and dimensions that follow each other in memory on both
 sides are merged. The order of the loop is that of the destination's memory, so that neighbouring
-threads write neighbouring words. Where the source lies in another order, what they read would be
-far apart: such a copy is turned, and goes by tiles.
+threads write neighbouring words. Where words lie in another order in the source, what they read
+would be far apart: such a copy is turned, and goes by tiles. Runs of several words are read and
+written as they lie, in either order.
 """
 
 from __future__ import annotations
@@ -33,8 +34,6 @@ class Copy(NamedTuple):
         shape: words along each dimension.
         source_strides: in bytes.
         destination_strides: in bytes.
-        turned: the last dimension follows the destination's memory, and the one before it the
-            source's.
     """
 
     source: int
@@ -42,7 +41,6 @@ class Copy(NamedTuple):
     shape: tuple[int, ...]
     source_strides: tuple[int, ...]
     destination_strides: tuple[int, ...]
-    turned: bool = False
 
     @property
     def words(self) -> int:
@@ -64,10 +62,22 @@ class Copy(NamedTuple):
 
     def part(self, dim: int, first: int, count: int) -> Copy:
         """That of ``count`` words along a dimension, from one on."""
-        return self._replace(
-            source=self.source + first * self.source_strides[dim],
-            destination=self.destination + first * self.destination_strides[dim],
-            shape=(*self.shape[:dim], count, *self.shape[dim + 1 :]),
+
+        def with_new(values: tuple[int, ...], new: int) -> tuple[int, ...]:
+            return (*values[:dim], new, *values[dim + 1 :])
+
+        source, destination = self.source_strides[dim], self.destination_strides[dim]
+        part = self._replace(
+            source=self.source + first * source,
+            destination=self.destination + first * destination,
+            shape=with_new(self.shape, count),
+        )
+        if count > 1:
+            return part
+        # No step is made along it, and its strides may be larger than the limits.
+        return part._replace(
+            source_strides=with_new(self.source_strides, 0),
+            destination_strides=with_new(self.destination_strides, 0),
         )
 
     def rows(self) -> Iterator[Copy]:
@@ -86,7 +96,8 @@ class Kind(NamedTuple):
 
     Attributes:
         word_nbytes: bytes of a word.
-        turned: see Copy.
+        turned: the last dimension follows the destination's memory, and the one before it the
+            source's.
     """
 
     word_nbytes: int
@@ -113,8 +124,13 @@ class Pair(NamedTuple):
     itemsize: int
 
 
-def copies_of(pairs: Iterable[Pair]) -> dict[Kind, list[Copy]]:
-    """Copies that take some regions to their places, by kind."""
+def copies_of(pairs: Iterable[Pair], from_host: bool = False) -> dict[Kind, list[Copy]]:
+    """Copies that take some regions to their places, by kind.
+
+    Args:
+        pairs: the regions.
+        from_host: they come from memory of the host.
+    """
     found: dict[Kind, list[Copy]] = {}
     for pair in pairs:
         if 0 in pair.shape:
@@ -125,6 +141,7 @@ def copies_of(pairs: Iterable[Pair]) -> dict[Kind, list[Copy]]:
             pair.destination_strides,
             pair.itemsize,
             (pair.source | pair.destination) & (MAX_WORD_NBYTES - 1),
+            from_host,
         )
         copy = Copy(pair.source, pair.destination, *form[2:])
         found.setdefault(kind, []).extend((copy,) if fits else _cut(copy))
@@ -147,6 +164,7 @@ def _form(
     destination_strides: tuple[int, ...],
     itemsize: int,
     low_bits: int,
+    from_host: bool,
 ) -> tuple[Kind, Copy, bool]:
     """Order and merge dimensions, choose the word, and see whether the source is turned.
 
@@ -177,14 +195,17 @@ def _form(
     dims[-1] = (run // word, word, word)
     if dims[-1][0] == 1 and len(dims) > 1:
         dims.pop()
-    # A source that is repeated, of stride 0, is read from the cache in any order.
+    # Where the last one repeats a word, each is read once, in whatever order.
     nearest = min((abs(source) for _, source, _ in dims if source), default=0)
     turned = bool(dims[-1][1]) and abs(dims[-1][1]) > nearest
     if turned:
         along = max(d for d, dim in enumerate(dims) if abs(dim[1]) == nearest)
         dims.insert(-1, dims.pop(along))
+    elif from_host:
+        # Short pieces far apart cost more on the link than in the GPU's memory.
+        dims[:-1] = sorted(dims[:-1], key=lambda dim: (not dim[1], abs(dim[1])), reverse=True)
     extents, sources, destinations = zip(*dims, strict=True)
-    copy = Copy(0, 0, extents, sources, destinations, turned)
+    copy = Copy(0, 0, extents, sources, destinations)
     return Kind(word, turned), copy, copy.within_limits
 
 

@@ -17,7 +17,7 @@ from cupy import _settings
 from cupy._errors import CUDADriverError, explained
 
 _HERE = Path(__file__).parent
-_ANY_FLAGS = ("-x", "c++", "-std=c++17", "-O1", "-shared", "-fPIC")
+_ANY_FLAGS = ("-x", "c++", "-std=c++17", "-O1", "-shared", "-fPIC", "-fno-gnu-unique")
 _FLAGS = (
     *(*_ANY_FLAGS, "-w", "-fno-strict-aliasing"),
     # NVRTC finds no header of the host; nodefaultlibs: the sanitizer's run time is _launch.h.
