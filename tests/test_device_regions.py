@@ -223,19 +223,21 @@ def test_many_copies_are_few_launches():
 
 
 @pytest.mark.parametrize(
-    ("words", "host", "blocks"),
+    ("words", "count", "host", "blocks"),
     [
-        (100, False, 1),
-        (1 << 16, False, 256),  # a word for each thread: else there were 64 blocks
-        (1 << 20, False, 1024),
-        (1 << 30, False, 16384),
-        (1 << 20, True, 32),  # enough for the link, and few for the GPU
+        (100, 1, False, 1),
+        (1 << 16, 1, False, 256),  # a word for each thread: else there were 64 blocks
+        (1 << 16, 16, False, 64),
+        (1 << 20, 1, False, 1024),
+        (1 << 30, 1, False, 16384),
+        (1 << 20, 1, True, 32),  # enough for the link, and few for the GPU
+        (1 << 20, 16, True, 2),
     ],
 )
-def test_blocks(words, host, blocks):
+def test_blocks(words, count, host, blocks):
     copy = Copy(0, 1 << 40, (words,), (32,), (16,))
-    (launch,) = launches_of(Kind(16, False), [copy], host)
-    assert launch.grid == (blocks, 1)
+    (launch,) = launches_of(Kind(16, False), [copy] * count, host)
+    assert launch.grid == (blocks, count)
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3, 4), (0, 3), (2, 0)])

@@ -27,7 +27,7 @@ THREADS = 256
 _MOST_BLOCKS = 16384
 #: Blocks that keep a GPU busy: of small copies, each thread does less so that there are as many.
 _ENOUGH_BLOCKS = 256
-#: Blocks along a copy to or from memory of the host: they saturate its link, and leave most of the
+#: Blocks for copies to or from memory of the host: they saturate its link, and leave most of the
 #: GPU to the kernels of the caller.
 _HOST_BLOCKS = 32
 #: Words that GPUs load and store as one, by their bytes.
@@ -242,8 +242,8 @@ def launches_of(kind: Kind, copies: Sequence[Copy], host: bool = False) -> Itera
         blocks = most  # of tiles, each takes one
         if not kind.turned:
             full = -(-most // (THREADS * words_in_flight(kind.word_nbytes)))
-            blocks = max(full, min(-(-most // THREADS), _ENOUGH_BLOCKS))
-        blocks = min(blocks, _HOST_BLOCKS if host else _MOST_BLOCKS)
+            blocks = max(full, min(-(-most // THREADS), _ENOUGH_BLOCKS // len(batch)))
+        blocks = min(blocks, _HOST_BLOCKS // len(batch) if host else _MOST_BLOCKS)
         kernel = _kernel_for(kind, max(len(copy.shape) for copy in batch))
         yield Launch(kernel, (blocks, len(batch)), np.frombuffer(rows, _TABLE))
 
